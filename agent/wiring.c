@@ -35,6 +35,7 @@ static const struct gpus_upcalls gpus_up = {
 	.lost = regions_gpu_lost,
 	.staging = rails_staging_add,
 	.close_fds = region_close_fds,
+	.part_opened = region_part_opened,
 };
 
 static const struct regions_upcalls regions_up = {

@@ -482,7 +482,10 @@ enum dray_event_type {
 	 * again. restarted: 1 if the agent has another incarnation.
 	 */
 	DRAY_EVENT_RESTORED = 5,
-	/* A region could not be registered again: region, code, message; remove the region. */
+	/*
+	 * A region could not be registered again, or GPU memory not be opened: region, code, message;
+	 * remove the region.
+	 */
 	DRAY_EVENT_REGION_LOST = 6,
 	/* The library stops connecting: code, message. */
 	DRAY_EVENT_CLOSED = 7,
@@ -644,8 +647,9 @@ struct dray_extent {
 
 /* Flags of struct dray_region_spec. */
 enum dray_region_flag {
-	DRAY_REGION_HUGE = 1,       /* pools: use huge pages, or fail */
-	DRAY_REGION_NO_POPULATE = 2 /* every page was touched already; holes are an error */
+	DRAY_REGION_HUGE = 1,        /* pools: use huge pages, or fail */
+	DRAY_REGION_NO_POPULATE = 2, /* every page was touched already; holes are an error */
+	DRAY_REGION_WAIT = 4         /* GPU memory: succeed only when all of it is open, or fail */
 };
 
 /*
@@ -665,6 +669,11 @@ struct dray_region_spec {
 /*
  * Registers memory as a region. First it touches every page of a memfd, so that the pages are
  * charged to the caller and not to the agent, unless DRAY_REGION_NO_POPULATE is set.
+ *
+ * Memory of kinds cuda_ipc and cuda_vmm is opened in the background. The region can be used at once:
+ * a transfer waits for the allocations that it touches, and an export for all of them. If one cannot
+ * be opened, the region's transfers fail, and DRAY_EVENT_REGION_LOST has the reason. With
+ * DRAY_REGION_WAIT the call waits, and has the reason as its error.
  *
  * Blocks: 0.3 s for each new GiB, and for up to request_ms.
  *

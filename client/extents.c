@@ -30,7 +30,8 @@ static int check_extent(struct dray *d, const struct dray_region_spec *s, size_t
 
 int dc_extents_check(struct dray *d, const struct dray_region_spec *s)
 {
-	const unsigned int unknown = s->flags & ~(DRAY_REGION_HUGE | DRAY_REGION_NO_POPULATE);
+	const unsigned int unknown =
+		s->flags & ~(DRAY_REGION_HUGE | DRAY_REGION_NO_POPULATE | DRAY_REGION_WAIT);
 	int error = 0;
 
 	if (!s->access || (s->access & ~DMSG_ACCESS_ALL))

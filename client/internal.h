@@ -75,7 +75,7 @@ enum session_state {
 enum region_state {
 	REGION_ADDING, /* the first REGION_ADD is pending */
 	REGION_LIVE,   /* registered, or to be registered again with the next session */
-	REGION_BROKEN, /* could not be registered again */
+	REGION_BROKEN, /* could not be opened, or registered again */
 	REGION_REMOVING
 };
 
@@ -85,6 +85,7 @@ struct region {
 	enum region_state state;
 	int code; /* why the region is broken */
 	bool borrowed, is_pool;
+	bool waits; /* DRAY_REGION_WAIT */
 	uint16_t access, flags;
 	uint64_t length;
 	char name[NAME_MAX_BYTES];
@@ -180,9 +181,10 @@ struct dray {
 	/* from the replies to HELLO and RING_OPEN */
 	uint64_t session, incarnation;
 	uint8_t minor;
-	bool segments;   /* changes of segments are delivered */
-	bool store_ring; /* requests to the store go by the ring, if it has room */
-	bool store_at;   /* the agent puts objects at others */
+	bool segments;     /* changes of segments are delivered */
+	bool store_ring;   /* requests to the store go by the ring, if it has room */
+	bool store_at;     /* the agent puts objects at others */
+	bool region_early; /* it answers before GPU memory is open, unless asked to wait */
 	uint8_t agent_id[16];
 	char segment[257], version[65];
 	uint32_t ops_inline_max;
@@ -316,6 +318,8 @@ int dc_region_added(struct dray *d, struct request *r, const struct dmsg_region_
 /* A REGION_ADD or REGION_REMOVE has ended. */
 void dc_region_ended(struct dray *d, struct request *r, struct dray_str message);
 void dc_regions_lost(struct dray *d);
+/* A region that was added early cannot be opened: code, below 0. */
+void dc_region_lost(struct dray *d, const struct dmsg_region_lost *m, int code);
 /* Queues a REGION_ADD for each region of the last session and adds them to d->restoring. */
 void dc_regions_restore(struct dray *d);
 

@@ -144,6 +144,8 @@ static void handle_event(struct dray *d, uint16_t type, const union dmsg_body *m
 
 	if (type == DMSG_NOTIFICATION) {
 		dc_event_notification(d, &m->notification);
+	} else if (type == DMSG_REGION_LOST) {
+		dc_region_lost(d, &m->region_lost, status_of(m->region_lost.code));
 	} else if (type == DMSG_REMOTE_LOST) {
 		dc_remote_lost(d, &m->remote_lost, status_of(m->remote_lost.code));
 	} else if (type == DMSG_DRAINING) {

@@ -76,6 +76,7 @@ static int region_take(struct dray *d, struct region *g, const struct dray_regio
 {
 	g->state = REGION_ADDING;
 	g->access = (uint16_t)s->access;
+	g->waits = s->flags & DRAY_REGION_WAIT;
 	g->name_n = s->name ? (uint32_t)strlen(s->name) : 0;
 	memcpy(g->name, s->name ? s->name : "", g->name_n);
 	g->device_n = s->device && s->extents_n ? (uint32_t)strlen(s->device) : 0;
@@ -221,22 +222,35 @@ int dc_region_added(struct dray *d, struct request *r, const struct dmsg_region_
 	return 0;
 }
 
-/* A region was registered again in a new session, or could not be. */
-static void restored(struct dray *d, struct region *g, int status, struct dray_str text)
+static void lose(struct dray *d, struct region *g, int code, struct dray_str text)
 {
 	struct dray_event *e;
 
+	g->code = code;
+	if (g->state != REGION_LIVE)
+		return;
+	g->state = REGION_BROKEN;
+	e = dc_event_add(d, DRAY_EVENT_REGION_LOST, code, text);
+	if (e)
+		e->region = g->handle;
+}
+
+void dc_region_lost(struct dray *d, const struct dmsg_region_lost *m, int code)
+{
+	struct region *g = dc_region_find_agent(d, m->region);
+
+	if (g)
+		lose(d, g, code, m->message);
+}
+
+/* A region was registered again in a new session, or could not be. */
+static void restored(struct dray *d, struct region *g, int status, struct dray_str text)
+{
 	/* this session is lost too; the next one registers the region again */
 	if (d->loss.code)
 		return;
 	if (status)
-		g->code = status;
-	if (status && g->state == REGION_LIVE) {
-		g->state = REGION_BROKEN;
-		e = dc_event_add(d, DRAY_EVENT_REGION_LOST, status, text);
-		if (e)
-			e->region = g->handle;
-	}
+		lose(d, g, status, text);
 	dc_session_object_restored(d);
 }
 

@@ -66,6 +66,8 @@ static int encode_add(struct dray *d, const struct request *r, const struct regi
 						       g->has_sizes ? g->fds_n : 0 },
 			      } };
 
+	if (g->needs_gpu && g->waits && d->region_early)
+		m.region_add.flags |= DMSG_REGION_FLAG_WAIT;
 	if (g->needs_gpu && d->minor < GPU_MINOR) {
 		msg->why =
 			"the agent is too old for GPU memory (data protocol before 1.2); upgrade it";

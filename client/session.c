@@ -119,6 +119,7 @@ void dc_session_hello_reply(struct dray *d, const struct dmsg_hello_reply *m, st
 	d->segments = (d->flags & DRAY_OPTION_SEGMENTS) && d->hello_minor >= SEGMENTS_MINOR;
 	d->store_ring = m->features & DMSG_FEATURE_STORE_RING;
 	d->store_at = m->features & DMSG_FEATURE_STORE_AT;
+	d->region_early = m->features & DMSG_FEATURE_REGION_EARLY;
 	d->ops_inline_max = dray_min(m->ops_inline_max, (uint32_t)DMSG_OPS_INLINE_MAX);
 	memcpy(d->agent_id, m->agent_id, sizeof(d->agent_id));
 	snprintf(d->segment, sizeof(d->segment), "%.*s", (int)m->segment.n, m->segment.p);

@@ -27,6 +27,7 @@ struct extent_view {
 	uint64_t length; /* bytes */
 	uint8_t *base;   /* address of the first byte, for the devices of enum region_memory */
 	int node;        /* NUMA node of a page in its middle, if nodes_known; -1: unknown */
+	uint32_t part;   /* index of its descriptor or handle in the request */
 };
 
 /* Head of every view. */
@@ -53,6 +54,12 @@ struct region_view {
 	bool fault_guarded; /* a missing page raises SIGBUS or EFAULT and is not allocated */
 	bool nodes_known;
 	uint32_t n_extents;
+	uint32_t n_parts;
+	/*
+	 * REGION_GPU: a word for each part, and then one for all of them; 1: it is open, and `gpu` and the addresses of its extents are set. The
+	 * view may be published before. Other memory: NULL.
+	 */
+	uint32_t *open;
 	struct extent_view extents[];
 };
 

@@ -387,6 +387,8 @@ const char *dmsg_type_name(unsigned int type)
 		return "lease_ended";
 	case DMSG_LETTER:
 		return "letter";
+	case DMSG_REGION_LOST:
+		return "region_lost";
 	}
 	return "?";
 }
@@ -3239,6 +3241,47 @@ int dmsg_letter_encode(void *buf, size_t cap, uint64_t request_id, const struct 
 	return (int)(DMSG_HEADER_SIZE + length);
 }
 
+int dmsg_region_lost_decode(const void *body, size_t len, struct dmsg_region_lost *ret,
+	struct dray_err *reterr)
+{
+	const uint8_t *p = body;
+	struct dmsg_region_lost m;
+
+	if (len < 16)
+		return check_short(reterr, "region_lost");
+	m.region = dray_le_get64(p + 0);
+	m.code = dray_le_get32(p + 8);
+	m.message.n = dray_le_get32(p + 12);
+	m.message.p = (const char *)(p + 16);
+	if (m.message.n > 256)
+		return check_large(reterr, "region_lost.message", m.message.n, 256);
+	if (len - 16 < m.message.n)
+		return check_short(reterr, "region_lost");
+	if (!text_ok(m.message))
+		return check_text(reterr, "region_lost.message");
+	*ret = m;
+	return 0;
+}
+
+int dmsg_region_lost_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_region_lost *m)
+{
+	size_t length = 16;
+	uint8_t *p;
+
+	if (m->message.n > 256)
+		return -EINVAL;
+	length += m->message.n;
+	if (cap < DMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	p = start(buf, DMSG_REGION_LOST, length, request_id);
+	dray_le_put64(p + 0, m->region);
+	dray_le_put32(p + 8, m->code);
+	dray_le_put32(p + 12, m->message.n);
+	put_text(p + 16, m->message);
+	return (int)(DMSG_HEADER_SIZE + length);
+}
+
 int dmsg_body_decode(unsigned int type, const void *body, size_t len, union dmsg_body *ret,
 	struct dray_err *reterr)
 {
@@ -3366,6 +3409,8 @@ int dmsg_body_decode(unsigned int type, const void *body, size_t len, union dmsg
 		return dmsg_lease_ended_decode(body, len, &ret->lease_ended, reterr);
 	case DMSG_LETTER:
 		return dmsg_letter_decode(body, len, &ret->letter, reterr);
+	case DMSG_REGION_LOST:
+		return dmsg_region_lost_decode(body, len, &ret->region_lost, reterr);
 	}
 	return 0;
 }
@@ -3513,6 +3558,8 @@ int dmsg_body_encode(unsigned int type, void *buf, size_t cap, uint64_t request_
 		return dmsg_lease_ended_encode(buf, cap, request_id, &m->lease_ended);
 	case DMSG_LETTER:
 		return dmsg_letter_encode(buf, cap, request_id, &m->letter);
+	case DMSG_REGION_LOST:
+		return dmsg_region_lost_encode(buf, cap, request_id, &m->region_lost);
 	}
 	return -ENOENT;
 }

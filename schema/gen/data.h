@@ -229,7 +229,12 @@ const char *dmsg_store_tier_name(unsigned int v); /* "?" if unknown */
  * objects itself.
  */
 #define DMSG_FEATURE_STORE_AT 2u
-#define DMSG_FEATURE_ALL 3u
+/*
+ * REGION_ADD is answered before memory of kinds cuda_ipc and cuda_vmm is open, unless it has the
+ * flag wait. REGION_LOST tells if it cannot be opened.
+ */
+#define DMSG_FEATURE_REGION_EARLY 4u
+#define DMSG_FEATURE_ALL 7u
 
 #define DMSG_HELLO_REPLY_FLAG_PIDFD 1u /* A pidfd of the agent comes with HELLO_REPLY. */
 #define DMSG_HELLO_REPLY_FLAG_ALL 1u
@@ -241,7 +246,12 @@ const char *dmsg_store_tier_name(unsigned int v); /* "?" if unknown */
 #define DMSG_SEGMENT_FLAG_ALL 7u
 
 #define DMSG_REGION_FLAG_HUGE 1u /* Pools: use huge pages, or refuse the region. */
-#define DMSG_REGION_FLAG_ALL 1u
+/*
+ * Kinds cuda_ipc and cuda_vmm: answer when all of the memory is open, and refuse the region if it
+ * cannot be opened. For agents with feature region_early.
+ */
+#define DMSG_REGION_FLAG_WAIT 2u
+#define DMSG_REGION_FLAG_ALL 3u
 
 #define DMSG_EXPORT_FLAG_SINGLE_USE 1u /* Good for one import. */
 /* Peers of mooncake.allow reach the range over Mooncake's protocol, too. Since 1.4. */
@@ -340,6 +350,7 @@ enum dmsg_type {
 	DMSG_SEGMENT_CHANGED = 0x4004,
 	DMSG_LEASE_ENDED = 0x4005,
 	DMSG_LETTER = 0x4006,
+	DMSG_REGION_LOST = 0x4007,
 };
 const char *dmsg_type_name(unsigned int type); /* "?" if unknown */
 
@@ -924,7 +935,11 @@ int dmsg_region_add_encode(void *buf, size_t cap, uint64_t request_id,
 
 #define DMSG_REGION_ADD_REPLY_MIN 16
 #define DMSG_REGION_ADD_REPLY_BODY_MAX 16
-/* The region is usable. For a pool, one descriptor comes with the message. */
+/*
+ * The region is usable. For a pool, one descriptor comes with the message. With feature
+ * region_early, memory of kinds cuda_ipc and cuda_vmm may still be opened: a transfer waits for the
+ * allocations that it touches, and other requests for the region wait until all are open.
+ */
 struct dmsg_region_add_reply {
 	uint64_t region; /* Region handle. */
 	uint64_t length; /* Sum of the extents, bytes. */
@@ -1857,6 +1872,22 @@ int dmsg_letter_decode(const void *body, size_t len, struct dmsg_letter *ret,
 	struct dray_err *reterr);
 int dmsg_letter_encode(void *buf, size_t cap, uint64_t request_id, const struct dmsg_letter *m);
 
+#define DMSG_REGION_LOST_MIN 16
+#define DMSG_REGION_LOST_BODY_MAX 272
+/*
+ * Event: a region of this session that was added early cannot be opened. Its transfers end with the
+ * code, and its handle stays until REGION_REMOVE. For sessions with feature region_early.
+ */
+struct dmsg_region_lost {
+	uint64_t region; /* Region handle. */
+	uint32_t code; /* A code with which REGION_ADD could have been refused. */
+	struct dray_str message; /* Reason. */
+};
+int dmsg_region_lost_decode(const void *body, size_t len, struct dmsg_region_lost *ret,
+	struct dray_err *reterr);
+int dmsg_region_lost_encode(void *buf, size_t cap, uint64_t request_id,
+	const struct dmsg_region_lost *m);
+
 /* The body of any message. */
 union dmsg_body {
 	struct dmsg_hello hello;
@@ -1918,6 +1949,7 @@ union dmsg_body {
 	struct dmsg_segment_changed segment_changed;
 	struct dmsg_lease_ended lease_ended;
 	struct dmsg_letter letter;
+	struct dmsg_region_lost region_lost;
 };
 /* As X_decode for the message of that type; 0 also for types that have no fields or are unknown. */
 int dmsg_body_decode(unsigned int type, const void *body, size_t len, union dmsg_body *ret,

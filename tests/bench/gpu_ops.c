@@ -77,8 +77,10 @@ static void publish(dray_handle handle, uint64_t base, uint32_t n_extents)
 	v->memory = REGION_GPU;
 	v->n_extents = n_extents;
 	for (uint32_t i = 0; i < n_extents; i++)
-		v->extents[i] = (struct extent_view){ i * length, length,
-						      (uint8_t *)(base + i * 2 * length), -1 };
+		v->extents[i] = (struct extent_view){ .start = i * length,
+						      .length = length,
+						      .base = (uint8_t *)(base + i * 2 * length),
+						      .node = -1 };
 	r->o = (struct object_view){ OBJECT_REMOTE, handle,      GROUP,
 				     SESSION,       v->o.length, DMSG_ACCESS_ALL };
 	r->is_local = true;

@@ -161,8 +161,10 @@ static void region_init(void)
 	lab.region->n_extents = EXTENTS;
 	for (unsigned i = 0; i < EXTENTS; i++)
 		lab.region->extents[i] =
-			(struct extent_view){ i * PIECE, PIECE,
-					      lab.agent_memory + place_of(i * PIECE), -1 };
+			(struct extent_view){ .start = i * PIECE,
+					      .length = PIECE,
+					      .base = lab.agent_memory + place_of(i * PIECE),
+					      .node = -1 };
 	object_publish(&lab.core, &lab.region->o);
 	memset(lab.image, 0xee, REGION);
 	for (uint64_t at = 0; at < TARGET; at++)

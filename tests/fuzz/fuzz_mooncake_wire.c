@@ -147,8 +147,10 @@ static void start(void)
 	/* not in the order of their addresses */
 	for (unsigned i = 0; i < EXTENTS; i++)
 		target.region->extents[i] =
-			(struct extent_view){ i * PIECE, PIECE,
-					      target.memory + (EXTENTS - 1 - i) * PIECE, -1 };
+			(struct extent_view){ .start = i * PIECE,
+					      .length = PIECE,
+					      .base = target.memory + (EXTENTS - 1 - i) * PIECE,
+					      .node = -1 };
 }
 
 static uint8_t *byte_at(uint32_t offset)

@@ -46,7 +46,7 @@ static struct region_view *region(unsigned i)
 	v->o = (struct object_view){ OBJECT_REGION, 1ull << 32 | (i + 1), 7, HANDLE,
 				     BYTES,         DMSG_ACCESS_ALL };
 	v->n_extents = 1;
-	v->extents[0] = (struct extent_view){ 0, BYTES, memory[i], -1 };
+	v->extents[0] = (struct extent_view){ .length = BYTES, .base = memory[i], .node = -1 };
 	return v;
 }
 

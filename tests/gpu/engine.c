@@ -8,7 +8,8 @@
  *   connect SOCKET [GPU]             opens the session, and announces the GPU
  *   alloc KIND BYTES DEVICE          allocates memory; kinds: memfd, cuda_ipc, cuda_vmm, dmabuf
  *   free MEMORY
- *   region MEMORY:OFFSET:LENGTH...   registers extents, in this order
+ *   region MEMORY:OFFSET:LENGTH...   registers extents, in this order, until all of them are open
+ *   early MEMORY:OFFSET:LENGTH...    the same until the agent has taken them
  *   describe MEMORY:OFFSET:LENGTH... the same from device pointers, by libdray's helpers
  *   pool BYTES                       makes a region in memory of the agent
  *   remove REGION
@@ -205,11 +206,15 @@ static void region_forget(struct region *r)
 	*r = (struct region){ 0 };
 }
 
-static bool region_register(struct engine *e, struct region *r)
+static bool region_add(struct engine *e, struct region *r, unsigned int flags)
 {
 	struct dray_extent *v = calloc(r->n, sizeof(*v));
 	struct dray_region_spec spec = {
-		.name = "engine", .access = DRAY_READ | DRAY_WRITE, .extents = v, .extents_n = r->n
+		.name = "engine",
+		.access = DRAY_READ | DRAY_WRITE,
+		.flags = flags,
+		.extents = v,
+		.extents_n = r->n,
 	};
 	int rc;
 
@@ -233,10 +238,22 @@ static bool region_register(struct engine *e, struct region *r)
 	return !rc || engine_refused(e, "region", rc);
 }
 
+static bool region_register(struct engine *e, struct region *r)
+{
+	return region_add(e, r, DRAY_REGION_WAIT);
+}
+
+static bool region_early(struct engine *e, struct region *r)
+{
+	return region_add(e, r, 0);
+}
+
 /* Registers the extents by their device pointers. */
 static bool region_describe(struct engine *e, struct region *r)
 {
-	struct dray_region_spec spec = { .name = "described", .access = DRAY_READ | DRAY_WRITE };
+	struct dray_region_spec spec = { .name = "described",
+					 .access = DRAY_READ | DRAY_WRITE,
+					 .flags = DRAY_REGION_WAIT };
 	struct dray_cuda_range *v = calloc(r->n, sizeof(*v));
 	int rc;
 
@@ -280,6 +297,11 @@ static bool region_make(struct engine *e, char **argv, unsigned argc,
 static bool do_region(struct engine *e, char **argv, unsigned argc)
 {
 	return region_make(e, argv, argc, region_register);
+}
+
+static bool do_early(struct engine *e, char **argv, unsigned argc)
+{
+	return region_make(e, argv, argc, region_early);
 }
 
 static bool do_describe(struct engine *e, char **argv, unsigned argc)
@@ -432,6 +454,7 @@ static const struct command {
 	{ "alloc", do_alloc, false },
 	{ "free", do_free, false },
 	{ "region", do_region, true },
+	{ "early", do_early, true },
 	{ "describe", do_describe, true },
 	{ "pool", do_pool, true },
 	{ "remove", do_remove, true },

@@ -181,6 +181,14 @@ static void unmap_import(struct gpu_import *i)
 	free(i);
 }
 
+static bool holds_import(void)
+{
+	struct stat st;
+
+	return fake.hold_import && stat(fake.hold_import, &st) == 0 &&
+	       atomic_load(&fake_gpu_status()->imports) >= (uint64_t)st.st_size;
+}
+
 int fake_import(struct gpu_plugin *p, const struct gpu_import_spec *spec, struct gpu_import **ret,
 		uint64_t *ret_address, uint64_t *ret_bytes, struct dray_err *reterr)
 {
@@ -189,7 +197,7 @@ int fake_import(struct gpu_plugin *p, const struct gpu_import_spec *spec, struct
 
 	(void)p;
 	dray_assert(fake.devices[spec->device].starts);
-	while (fake.hold_import && access(fake.hold_import, F_OK) == 0)
+	while (holds_import())
 		nanosleep(&(struct timespec){ .tv_nsec = HOLD_LOOK_NS }, NULL);
 	if (fake_is_lost(spec->device))
 		return dray_err_set(reterr, -EIO, DRAY_E_GPU_LOST, "device %u is lost",

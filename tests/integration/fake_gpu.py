@@ -52,11 +52,11 @@ class FakeGpus:
         path.touch() if busy else path.unlink()
 
     @contextlib.contextmanager
-    def held(self, what="hold"):
-        """Inside the block copies (hold), the opening of handles (hold_import) or the end of the agent's own memory (hold_free)
-        do not finish, or nothing can be pinned (refuse_pin)."""
+    def held(self, what="hold", after=0):
+        """Inside the block copies (hold), the opening of handles (hold_import, once `after` are open) or the end of the agent's own memory
+        (hold_free) do not finish, or nothing can be pinned (refuse_pin)."""
         path = self.directory / what
-        path.touch()
+        path.write_bytes(bytes(after))
         try:
             yield
         finally:
@@ -106,9 +106,9 @@ class GpuMemory:
 KINDS = {name: kind for kind, name in s.KIND_NAMES.items()}
 
 
-def add(client, extents, *, fds=(), handles=b"", allocations=(), device="", access="rw", wait=True):
+def add(client, extents, *, fds=(), handles=b"", allocations=(), device="", access="rw", flags=0, wait=True):
     """Adds a region to a session of tests/wire; extents are (kind, index, offset, length)."""
-    return client.request(s.pack_region_add, fds=fds, wait=wait, access=wire.ACCESS[access], device=device,
+    return client.request(s.pack_region_add, fds=fds, wait=wait, access=wire.ACCESS[access], flags=flags, device=device,
                           convert=lambda m, _: wire.Region(client, m.region, m.length, access),
                           extents=[(KINDS[kind], index, 0, offset, length) for kind, index, offset, length in extents],
                           handles=handles, allocations=[(size,) for size in allocations])

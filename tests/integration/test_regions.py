@@ -188,7 +188,7 @@ def test_no_access(client):
     fd = memfd()
     expect("invalid", client.request, s.pack_region_add, fds=[fd], access=0, extents=[(1, 0, 0, 0, MIB)])
     expect("unsupported", client.request, s.pack_region_add, fds=[fd], access=4, extents=[(1, 0, 0, 0, MIB)])
-    expect("unsupported", client.request, s.pack_region_add, fds=[fd], access=3, flags=2, extents=[(1, 0, 0, 0, MIB)])
+    expect("unsupported", client.request, s.pack_region_add, fds=[fd], access=3, flags=4, extents=[(1, 0, 0, 0, MIB)])
     os.close(fd)
 
 

@@ -139,8 +139,10 @@ void rig_region_init(struct rig *r, struct rig_region *g, dray_handle handle, dr
 	g->view->n_extents = n_extents;
 	for (uint32_t i = 0; i < n_extents; i++)
 		g->view->extents[i] =
-			(struct extent_view){ i * piece, piece,
-					      agent_memory + (n_extents - 1 - i) * piece, -1 };
+			(struct extent_view){ .start = i * piece,
+					      .length = piece,
+					      .base = agent_memory + (n_extents - 1 - i) * piece,
+					      .node = -1 };
 	object_publish(&r->core, &g->view->o);
 }
 

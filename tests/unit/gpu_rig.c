@@ -204,9 +204,11 @@ static void import(struct gpu_rig *g, struct gpu_rig_region *r, unsigned device,
 	v->gpu = (uint8_t)device;
 	v->n_extents = n_extents;
 	for (uint32_t i = 0; i < n_extents; i++)
-		v->extents[i] = (struct extent_view){
-			i * piece, piece, (uint8_t *)address + (n_extents - 1 - i) * piece, -1
-		};
+		v->extents[i] = (struct extent_view){ .start = i * piece,
+						      .length = piece,
+						      .base = (uint8_t *)address +
+							      (n_extents - 1 - i) * piece,
+						      .node = -1 };
 	*g_region = (struct rig_region){
 		.view = v,
 		.memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, spec.fd, 0),

@@ -743,7 +743,9 @@ static inline struct region_view *view_new(dray_handle handle, uint64_t base, ui
 
 	v->o = (struct object_view){ OBJECT_REGION, handle, 1, 1, length, access };
 	v->n_extents = 1;
-	v->extents[0] = (struct extent_view){ 0, length, (uint8_t *)(uintptr_t)base, -1 };
+	v->extents[0] = (struct extent_view){ .length = length,
+					      .base = (uint8_t *)(uintptr_t)base,
+					      .node = -1 };
 	return v;
 }
 

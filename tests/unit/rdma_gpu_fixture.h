@@ -96,7 +96,8 @@ static inline void region_up(void)
 					    SESSION,       BYTES,      DMSG_ACCESS_ALL };
 	gpu.view->memory = REGION_GPU;
 	gpu.view->n_extents = 1;
-	gpu.view->extents[0] = (struct extent_view){ 0, BYTES, (uint8_t *)address, -1 };
+	gpu.view->extents[0] =
+		(struct extent_view){ .length = BYTES, .base = (uint8_t *)address, .node = -1 };
 	object_publish(&lab->rig.core, &gpu.view->o);
 	for (unsigned i = 0; i < BYTES; i++)
 		gpu.memory[i] = (uint8_t)(i * 11 + i / 4096);

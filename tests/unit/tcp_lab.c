@@ -349,9 +349,11 @@ static void region_init(struct lab_side *s, uint64_t bytes, uint32_t n)
 	g->view->fault_guarded = fault_guard_memory(g->agent_memory, bytes);
 	g->view->n_extents = n;
 	for (uint32_t i = 0; i < n; i++)
-		g->view->extents[i] = (struct extent_view){ i * piece, piece,
-							    g->agent_memory + (n - 1 - i) * piece,
-							    -1 };
+		g->view->extents[i] =
+			(struct extent_view){ .start = i * piece,
+					      .length = piece,
+					      .base = g->agent_memory + (n - 1 - i) * piece,
+					      .node = -1 };
 	object_publish(&s->core, &g->view->o);
 }
 

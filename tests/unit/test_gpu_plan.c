@@ -67,8 +67,10 @@ static struct region_view *region(struct lab *l, unsigned n, uint64_t bytes, uin
 						    bytes / n_extents * (i + 1) + (i + 1) % 3;
 
 		v->extents[i] = (struct extent_view){
-			start, end - start, (uint8_t *)(uintptr_t)((uint64_t)(n * 1024 + i) << 30),
-			-1
+			.start = start,
+			.length = end - start,
+			.base = (uint8_t *)(uintptr_t)((uint64_t)(n * 1024 + i) << 30),
+			.node = -1
 		};
 	}
 	object_publish(&l->rig.core, &v->o);

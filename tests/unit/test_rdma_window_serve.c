@@ -46,9 +46,11 @@ static int copy_setup(void **state)
 	owner.cut->o.length = PAGES * 4096ull;
 	owner.cut->n_extents = PAGES;
 	for (unsigned i = 0; i < PAGES; i++)
-		owner.cut->extents[i] = (struct extent_view){
-			i * 4096ull, 4096, gpu.view->extents[0].base + (PAGES - 1 - i) * 4096ull, -1
-		};
+		owner.cut->extents[i] = (struct extent_view){ .start = i * 4096ull,
+							      .length = 4096,
+							      .base = gpu.view->extents[0].base +
+								      (PAGES - 1 - i) * 4096ull,
+							      .node = -1 };
 	object_publish(&lab->rig.core, &owner.cut->o);
 	grant(0, SMALL_GRANT, GPU_REGION, GRANTED, LENGTH, DMSG_ACCESS_ALL);
 	grant(1, HOST_GRANT, REGION, 0, LENGTH, DMSG_ACCESS_ALL);

@@ -43,7 +43,8 @@ static void host_publish(struct lab_side *s)
 	host_region->o = (struct object_view){ OBJECT_REGION, HOST_REGION, LAB_GROUP,
 					       LAB_SESSION,   HOST_BYTES,  DMSG_ACCESS_ALL };
 	host_region->n_extents = 1;
-	host_region->extents[0] = (struct extent_view){ 0, HOST_BYTES, host_memory, -1 };
+	host_region->extents[0] =
+		(struct extent_view){ .length = HOST_BYTES, .base = host_memory, .node = -1 };
 	host_grant = (struct grant_view){ .o = { OBJECT_GRANT, HOST_GRANT, 0, 0, HOST_BYTES,
 						 DMSG_ACCESS_ALL },
 					  .peer = LAB_PEER,

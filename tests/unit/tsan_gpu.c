@@ -16,6 +16,7 @@
 #define PLACES (GPUS + 1)
 #define HOST GPUS /* place in host memory; other places are memory of the GPU with their number */
 #define FLIGHTS (2 * PLACES)
+#define EARLY 4
 #define WINDOW (64u << 10)
 #define BYTES ((uint64_t)2 * FLIGHTS * WINDOW)
 #define ROUNDS 32
@@ -109,8 +110,8 @@ static void place_free(struct place *p)
 	close(p->fd);
 }
 
-/* Returns 0 or the error code. */
-static uint32_t place_open(struct user *u, unsigned on)
+/* early: the answer comes before the memory is open. Returns 0 or the error code. */
+static uint32_t place_open(struct user *u, unsigned on, bool early)
 {
 	static const char *const gpus[GPUS] = { "GPU-00000000-0000-4000-8000-000000000000",
 						"GPU-00000000-0000-4000-8000-000000000001" };
@@ -127,6 +128,7 @@ static uint32_t place_open(struct user *u, unsigned on)
 	if (on != HOST) {
 		e.kind = DMSG_KIND_CUDA_VMM;
 		m.device = text(gpus[on]);
+		m.flags = early ? 0 : DMSG_REGION_FLAG_WAIT;
 	}
 	dmsg_extent_put(wire, &e);
 	CLIENT_SEND_FDS(u->c, region_add, &m, &p->fd, 1);
@@ -173,16 +175,53 @@ static void place_close(struct user *u, unsigned on)
 static void place_anew(struct user *u, unsigned on)
 {
 	place_close(u, on);
-	assert_int_equal(place_open(u, on), 0);
+	assert_int_equal(place_open(u, on, false), 0);
 	place_import(u, on);
+}
+
+/* The region's memory is being opened: transfers from and to host memory wait for that. */
+static void place_use_early(struct user *u, unsigned on)
+{
+	struct dmsg_transfer m = { .local = u->places[on].region,
+				   .remote = u->places[HOST].remote };
+	uint8_t ops[DMSG_OP_SIZE];
+	uint64_t first = 0;
+
+	dmsg_op_put(ops, &(struct dmsg_op){ 0, 0, BYTES });
+	m.ops = (struct dray_vec){ ops, 1 };
+	for (unsigned i = 0; i < EARLY; i++) {
+		m.direction = i % 2 ? DMSG_DIRECTION_READ : DMSG_DIRECTION_WRITE;
+		m.class = DMSG_CLASS_BULK;
+		CLIENT_SEND(u->c, transfer, &m);
+		first = first ? first : u->c->id;
+		u->flights[i] = (struct flight){ .id = u->c->id };
+	}
+	for (unsigned i = 0; i < EARLY; i++) {
+		if (u->flights[i].id)
+			u->flights[i].code = answer(u, first + i);
+		assert_int_equal(u->flights[i].code, 0);
+		u->flights[i].id = 0;
+	}
 }
 
 static void user_open(struct lab *l, struct user *u)
 {
-	u->c = client_open(l, "engine", 0);
-	for (unsigned i = 0; i < PLACES; i++) {
+	struct dmsg_hello m = { .major_min = 1,
+				.major_max = 1,
+				.features = DMSG_FEATURE_REGION_EARLY,
+				.group = text("engine"),
+				.name = text("test") };
+
+	u->c = client_connect(l);
+	CLIENT_SEND(u->c, hello, &m);
+	CLIENT_REPLY(u->c, hello_reply, DMSG_HELLO_REPLY, &u->c->hello);
+	place_make(&u->places[HOST], HOST);
+	assert_int_equal(place_open(u, HOST, false), 0);
+	place_import(u, HOST);
+	for (unsigned i = 0; i < GPUS; i++) {
 		place_make(&u->places[i], i);
-		assert_int_equal(place_open(u, i), 0);
+		assert_int_equal(place_open(u, i, true), 0);
+		place_use_early(u, i);
 		place_import(u, i);
 	}
 }
@@ -284,14 +323,14 @@ static void lose(struct world *w, unsigned device)
 	fake_gpu_hold(false);
 	lab_until(w->lab, g->lost > before);
 	place_close(u, device);
-	assert_int_equal(place_open(u, device), DRAY_E_GPU_LOST);
+	assert_int_equal(place_open(u, device, false), DRAY_E_GPU_LOST);
 	lab_until(w->lab, g->devices[device].state == DEVICE_UNUSED);
 	fake_gpu_lose(device, false);
 	for (unsigned i = 0; i < USERS; i++) {
 		flights_end(&w->users[i], &w->users[i].places[device]);
 		if (i)
 			place_close(&w->users[i], device);
-		assert_int_equal(place_open(&w->users[i], device), 0);
+		assert_int_equal(place_open(&w->users[i], device, false), 0);
 		place_import(&w->users[i], device);
 	}
 }
@@ -334,7 +373,8 @@ static void up_staging(struct rails *rails, unsigned worker, void *base, uint64_
 
 static void run(bool peers)
 {
-	static const struct gpus_upcalls up = { regions_gpu_lost, up_staging, region_close_fds };
+	static const struct gpus_upcalls up = { regions_gpu_lost, up_staging, region_close_fds,
+						region_part_opened };
 	static struct rails *const rails;
 	static struct state *const state_db;
 	struct fake_gpu_status *status = fake_gpu_status();

@@ -49,7 +49,7 @@ static struct region_view *view_of(uint8_t *memory)
 
 	dray_assert(v && memory);
 	v->n_extents = 1;
-	v->extents[0] = (struct extent_view){ 0, BYTES, memory, -1 };
+	v->extents[0] = (struct extent_view){ .length = BYTES, .base = memory, .node = -1 };
 	return v;
 }
 

@@ -49,7 +49,7 @@ static inline struct region_view *worker_part_region(dray_handle region, dray_ha
 	dray_assert(v);
 	v->o = (struct object_view){ OBJECT_REGION, region, group, session, bytes, DMSG_ACCESS_ALL };
 	v->n_extents = 1;
-	v->extents[0] = (struct extent_view){ 0, bytes, base, -1 };
+	v->extents[0] = (struct extent_view){ .length = bytes, .base = base, .node = -1 };
 	return v;
 }
 

@@ -156,7 +156,7 @@ class Client:
     """
 
     def __init__(self, path, *, group="", name="", notifications=False, timeout=30.0, ring_entries=256, arena_bytes=4 << 20,
-                 device=""):
+                 device="", features=0):
         self.timeout, self.ring_entries, self.arena_bytes = timeout, ring_entries, arena_bytes
         self.events, self.pending, self.last_id = deque(), {}, 0
         self.hello = self.error = self.ring = self.arena = None
@@ -172,7 +172,7 @@ class Client:
             self.epoll.register(self.sock, select.EPOLLIN)
             flags = s.HELLO_FLAG_PIDFD | (s.HELLO_FLAG_NOTIFICATIONS if notifications else 0)
             self.hello = self.request(s.pack_hello, fds=[pidfd], flags=flags, major_min=s.MAJOR, major_max=s.MAJOR,
-                                      group=group, name=name, device=device)
+                                      group=group, name=name, device=device, features=features)
         except BaseException:
             self.close(0)
             raise

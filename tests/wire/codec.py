@@ -402,7 +402,10 @@ FEATURE_STORE_RING = 1  # Requests to the store go through the ring.
 # STORE_PUT has the field agent. An agent without the feature would ignore it, and store the objects
 # itself.
 FEATURE_STORE_AT = 2
-FEATURE_ALL = 3
+# REGION_ADD is answered before memory of kinds cuda_ipc and cuda_vmm is open, unless it has the
+# flag wait. REGION_LOST tells if it cannot be opened.
+FEATURE_REGION_EARLY = 4
+FEATURE_ALL = 7
 
 HELLO_REPLY_FLAG_PIDFD = 1  # A pidfd of the agent comes with HELLO_REPLY.
 HELLO_REPLY_FLAG_ALL = 1
@@ -413,7 +416,10 @@ SEGMENT_FLAG_PREFERRED = 4  # The preferred segment.
 SEGMENT_FLAG_ALL = 7
 
 REGION_FLAG_HUGE = 1  # Pools: use huge pages, or refuse the region.
-REGION_FLAG_ALL = 1
+# Kinds cuda_ipc and cuda_vmm: answer when all of the memory is open, and refuse the region if it
+# cannot be opened. For agents with feature region_early.
+REGION_FLAG_WAIT = 2
+REGION_FLAG_ALL = 3
 
 EXPORT_FLAG_SINGLE_USE = 1  # Good for one import.
 # Peers of mooncake.allow reach the range over Mooncake's protocol, too. Since 1.4.
@@ -524,6 +530,7 @@ MSG_DRAINING = 0x4003
 MSG_SEGMENT_CHANGED = 0x4004
 MSG_LEASE_ENDED = 0x4005
 MSG_LETTER = 0x4006
+MSG_REGION_LOST = 0x4007
 TYPE_NAMES = {
     MSG_HELLO: "hello",
     MSG_HELLO_REPLY: "hello_reply",
@@ -592,6 +599,7 @@ TYPE_NAMES = {
     MSG_SEGMENT_CHANGED: "segment_changed",
     MSG_LEASE_ENDED: "lease_ended",
     MSG_LETTER: "letter",
+    MSG_REGION_LOST: "region_lost",
 }
 
 # One piece of a region, in the order of its offsets.
@@ -976,7 +984,9 @@ def unpack_region_add(body):
     return RegionAdd(access, flags, name, extents, device, handles, allocations)
 
 
-# The region is usable. For a pool, one descriptor comes with the message.
+# The region is usable. For a pool, one descriptor comes with the message. With feature
+# region_early, memory of kinds cuda_ipc and cuda_vmm may still be opened: a transfer waits for the
+# allocations that it touches, and other requests for the region wait until all are open.
 RegionAddReply = namedtuple("RegionAddReply", "region length")
 _REGION_ADD_REPLY_0 = Struct("<QQ")
 
@@ -2815,6 +2825,36 @@ def unpack_letter(body):
     return Letter(mailbox, agent_id, incarnation, uid, gid, payload)
 
 
+# Event: a region of this session that was added early cannot be opened. Its transfers end with the
+# code, and its handle stays until REGION_REMOVE. For sessions with feature region_early.
+RegionLost = namedtuple("RegionLost", "region code message")
+_REGION_LOST_0 = Struct("<QII")
+
+
+def pack_region_lost(request_id=0, region=0, code=0, message=""):
+    message = _put_text("region_lost.message", message, 256, False)
+    return build(MSG_REGION_LOST, request_id, _REGION_LOST_0.pack(region, code, len(message)),
+                 message)
+
+
+def unpack_region_lost(body):
+    left = len(body)
+    at = 0
+    if left < 16:
+        raise _short("region_lost")
+    (region, code, n) = _REGION_LOST_0.unpack_from(body, at)
+    at += 16
+    left -= 16
+    if n > 256:
+        raise _large("region_lost.message", n, 256)
+    if left < n:
+        raise _short("region_lost")
+    message = _text("region_lost.message", body[at:at + n])
+    at += n
+    left -= n
+    return RegionLost(region, code, message)
+
+
 UNPACK = {
     MSG_HELLO: unpack_hello,
     MSG_HELLO_REPLY: unpack_hello_reply,
@@ -2883,6 +2923,7 @@ UNPACK = {
     MSG_SEGMENT_CHANGED: unpack_segment_changed,
     MSG_LEASE_ENDED: unpack_lease_ended,
     MSG_LETTER: unpack_letter,
+    MSG_REGION_LOST: unpack_region_lost,
 }
 
 # --- peer protocol ---

@@ -31,6 +31,8 @@ struct gpus_upcalls {
 	void (*staging)(struct rails *rails, unsigned worker, void *base, uint64_t bytes);
 	/* Closes descriptors of a client, whose close may block, on another thread. arg: of gpu_open(). */
 	void (*close_fds)(void *arg, int *fds, unsigned n);
+	/* A part of gpu_open() is open at this address, on a thread of the module. arg: of gpu_open(). */
+	void (*part_opened)(void *arg, unsigned device, unsigned part, uint64_t address);
 };
 
 struct gpus_deps {
@@ -70,20 +72,20 @@ struct gpu_part {
 	 */
 	struct gpu_import_spec spec;
 	/* results */
-	uint64_t address; /* where the allocation begins */
 	int dmabuf; /* of the allocation, for RDMA devices, until gpu_close(); -1: the driver gives none */
 	struct gpu_import *import;
 };
 
 /*
- * Opens n parts on the device (UUID or PCI address); loads the plug-in and starts the device if needed. done(): the memory
- * with the index of the device and the parts' results (`parts` are the module's copy, until gpu_close()), or NULL with
- * err. 0, or -errno with reterr, without done().
+ * Opens n parts on the device (UUID or PCI address), one after the other; loads the plug-in and starts the device if needed. done(): the
+ * memory with the parts' results (`parts` are the module's copy, until gpu_close()), or err. used: parts are used as soon as they are open.
+ * So after an error those that are open stay until gpu_close(): done() has err with the memory, which is NULL if no part was
+ * opened. 0, or -errno with reterr, without done().
  */
-typedef void (*gpu_opened_fn)(void *arg, struct gpu_memory *memory, unsigned device,
-			      const struct gpu_part *parts, const struct dray_err *err);
+typedef void (*gpu_opened_fn)(void *arg, struct gpu_memory *memory, const struct gpu_part *parts,
+			      const struct dray_err *err);
 int gpu_open(struct gpus *g, const char *device, const struct gpu_part *parts, unsigned n,
-	     gpu_opened_fn done, void *arg, struct dray_err *reterr);
+	     bool used, gpu_opened_fn done, void *arg, struct dray_err *reterr);
 
 /* Cancels the gpu_open() with this arg: its done() will not run. Closes parts that are open, then runs cancelled(arg). */
 void gpu_open_cancel(struct gpus *g, void *arg, void (*cancelled)(void *arg));

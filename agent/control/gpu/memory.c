@@ -27,6 +27,8 @@ struct gpu_memory {
 	char name[GPU_NAME_BYTES];
 	enum memory_state state;
 	bool counted;   /* in device->memories */
+	bool used;      /* parts are used as soon as they are open */
+	bool open;      /* parts are open; after an error, some may be */
 	bool cancelled; /* closed after its job */
 	bool held;      /* closed after gpu_copies_ended() */
 	uint64_t bytes;
@@ -63,14 +65,10 @@ static void memory_end(struct gpu_memory *m)
 	struct gpu_memory ended = *m;
 
 	memory_free(m);
-	if (ended.closed) {
+	if (ended.closed)
 		ended.closed(ended.closed_arg);
-	} else if (ended.error < 0) {
-		dray_err_set(&ended.err, ended.error,
-			     ended.error == -EIO ? DRAY_E_GPU_LOST : DRAY_E_INTERNAL,
-			     "the GPU memory cannot be opened: %s", dray_errno_text(ended.error));
-		ended.done(ended.arg, NULL, 0, NULL, &ended.err);
-	}
+	else if (ended.error < 0)
+		ended.done(ended.arg, NULL, NULL, &ended.err);
 	if (ended.device)
 		gpu_device_check(ended.device);
 }
@@ -125,26 +123,29 @@ void gpu_close(struct gpu_memory *m, void (*done)(void *arg), void *done_arg)
 static int import(struct gpu_memory *m, struct gpu_part *p)
 {
 	const struct gpus *g = m->gpus;
-	uint64_t bytes;
+	uint64_t address, bytes;
 	int ret;
 
 	p->spec.device = m->device->index;
-	ret = g->ops->import(g->plugin, &p->spec, &p->import, &p->address, &bytes, &m->err);
+	ret = g->ops->import(g->plugin, &p->spec, &p->import, &address, &bytes, &m->err);
 	if (ret < 0)
 		return ret;
 	if (bytes < p->spec.bytes)
 		return dray_err_set(&m->err, -EINVAL, DRAY_E_REGION_TOO_SMALL,
 				    "extents end at %llu, their allocation has %llu bytes",
 				    (unsigned long long)p->spec.bytes, (unsigned long long)bytes);
-	/* without a DMA-BUF RDMA devices cannot reach it, and all else works */
-	if (g->cfg->rdma.enable) {
-		ret = g->ops->export_dmabuf(p->import, 0, (p->spec.bytes + PAGE - 1) / PAGE * PAGE,
-					    NULL);
-		p->dmabuf = dray_max(ret, -1);
-		if (ret == -EIO)
-			return dray_err_set(&m->err, -EIO, DRAY_E_GPU_LOST, "the GPU is lost");
-	}
+	g->deps.up->part_opened(m->arg, m->device->index, (unsigned)(p - m->parts), address);
 	return 0;
+}
+
+/* Without a DMA-BUF RDMA devices cannot reach it, and all else works. */
+static int export_dmabuf(struct gpu_memory *m, struct gpu_part *p)
+{
+	int ret = m->gpus->ops->export_dmabuf(p->import, 0,
+					      (p->spec.bytes + PAGE - 1) / PAGE * PAGE, NULL);
+
+	p->dmabuf = dray_max(ret, -1);
+	return ret != -EIO ? 0 : dray_err_set(&m->err, -EIO, DRAY_E_GPU_LOST, "the GPU is lost");
 }
 
 static void open_run(struct dray_job *j)
@@ -154,7 +155,10 @@ static void open_run(struct dray_job *j)
 	m->error = 0;
 	for (unsigned i = 0; i < m->n && m->error >= 0; i++)
 		m->error = import(m, &m->parts[i]);
-	if (m->error < 0)
+	for (unsigned i = 0; i < m->n && m->error >= 0 && m->gpus->cfg->rdma.enable; i++)
+		m->error = export_dmabuf(m, &m->parts[i]);
+	m->open = m->error >= 0 || m->used;
+	if (!m->open)
 		release(m);
 }
 
@@ -166,7 +170,7 @@ static void opened(struct gpu_memory *m)
 	close_fds(m);
 	d->regions++;
 	d->bytes += m->bytes;
-	m->done(m->arg, m, d->index, m->parts, NULL);
+	m->done(m->arg, m, m->parts, m->error < 0 ? &m->err : NULL);
 }
 
 static void open_done(struct dray_job *j)
@@ -176,16 +180,23 @@ static void open_done(struct dray_job *j)
 
 	if (m->error == -EIO && m->counted)
 		gpu_device_lost(d, m->err.msg[0] ? m->err.msg : "a handle could not be opened");
-	if (m->error < 0) {
+	/* another job may have found the device lost meanwhile */
+	if (m->error >= 0 && !m->cancelled && d->state != DEVICE_READY)
+		m->error = dray_err_set(&m->err, -EIO, DRAY_E_GPU_LOST, "the GPU is lost: %s",
+					d->reason);
+	if (m->error < 0)
+		dray_err_set(&m->err, m->error,
+			     m->error == -EIO ? DRAY_E_GPU_LOST : DRAY_E_INTERNAL,
+			     "the GPU memory cannot be opened: %s", dray_errno_text(m->error));
+	if (m->error < 0 && !m->open) {
 		memory_end(m);
 		return;
 	}
-	/* another job may have found the device lost meanwhile */
-	if (!m->cancelled && d->state != DEVICE_READY) {
-		dray_err_set(&m->err, -EIO, DRAY_E_GPU_LOST, "the GPU is lost: %s", d->reason);
+	if (m->error < 0 && !m->used && !m->cancelled) {
 		m->cancelled = true;
+		m->error = 0;
 		close_fds(m);
-		m->done(m->arg, NULL, 0, NULL, &m->err);
+		m->done(m->arg, NULL, NULL, &m->err);
 	}
 	if (m->cancelled)
 		memory_close(m);
@@ -289,7 +300,7 @@ static struct gpu_memory *memory_new(struct gpus *g, const char *device,
 }
 
 int gpu_open(struct gpus *g, const char *device, const struct gpu_part *parts, unsigned n,
-	     gpu_opened_fn done, void *arg, struct dray_err *reterr)
+	     bool used, gpu_opened_fn done, void *arg, struct dray_err *reterr)
 {
 	struct gpu_memory *m;
 	int ret = 0;
@@ -301,6 +312,7 @@ int gpu_open(struct gpus *g, const char *device, const struct gpu_part *parts, u
 	if (!m)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY,
 				    "no memory for the handles of GPU memory");
+	m->used = used;
 	m->done = done;
 	m->arg = arg;
 	for (unsigned i = 0; i < n && ret >= 0; i++) {

@@ -68,18 +68,16 @@ int extents_init(struct extents *e, struct piece *v, const struct dmsg_region_ad
 	uint64_t start = 0, end = 0;
 
 	e->view = calloc(1, sizeof(*e->view) + n * sizeof(e->view->extents[0]));
-	e->parts = calloc(n, sizeof(*e->parts));
 	e->dmabufs = calloc(n, sizeof(*e->dmabufs));
-	if (!e->view || !e->parts || !e->dmabufs)
+	if (!e->view || !e->dmabufs)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a region");
 	for (uint32_t i = 0; i < n; i++) {
-		if (k && e->parts[k - 1] == v[i].part && v[i].offset == end) {
+		if (k && e->view->extents[k - 1].part == v[i].part && v[i].offset == end) {
 			e->view->extents[k - 1].length += v[i].length;
 		} else {
-			e->view->extents[k] = (struct extent_view){ .start = start,
-								    .length = v[i].length,
-								    .node = -1 };
-			e->parts[k] = v[i].part;
+			e->view->extents[k] = (struct extent_view){
+				.start = start, .length = v[i].length, .node = -1, .part = v[i].part
+			};
 			e->dmabufs[k++] = (struct region_dmabuf){ -1, v[i].offset };
 		}
 		start += v[i].length;
@@ -104,8 +102,8 @@ void extents_deinit(struct extents *e)
 	extents_release(e);
 	free(e->maps);
 	free(e->view);
-	free(e->parts);
 	free(e->dmabufs);
+	free(e->open);
 	*e = (struct extents){ .view = NULL };
 }
 
@@ -325,7 +323,7 @@ static int map_files(struct mappings *ms, const struct region_spec *spec, enum r
 	e->view->memory = memory;
 	e->view->fault_guarded = true;
 	for (uint32_t i = 0; i < e->view->n_extents; i++) {
-		const struct mapping *map = e->maps[e->parts[i]];
+		const struct mapping *map = e->maps[e->view->extents[i].part];
 
 		e->view->extents[i].base = map->base + e->dmabufs[i].offset;
 		e->view->fault_guarded &= map->guarded;

@@ -89,9 +89,9 @@ void mapping_unref(struct mapping *m);
 /* The memory of a region, and a view of it without its head. */
 struct extents {
 	struct region_view *view; /* length, access, memory, extents and fault_guarded are set */
-	uint32_t *parts;          /* of each of the view's extents */
 	/* of each of the view's extents: its offset in the part, and its DMA-BUF. NULL for host memory */
 	struct region_dmabuf *dmabufs;
+	uint32_t *open;        /* memory of the view's words */
 	struct mapping **maps; /* of each descriptor, unless it is of a GPU; one reference each */
 	uint32_t n_maps;
 };
@@ -117,13 +117,18 @@ int extents_map_pool(struct mappings *ms, const struct region_spec *spec, struct
 
 /*
  * Kinds cuda_ipc and cuda_vmm. *ret_parts, to be freed, is the input of gpu_open(): descriptors first, then handles. The
- * view has no addresses until extents_opened() sets them.
+ * view has no addresses until extents_part_opened() sets them.
  */
 int extents_read_gpu(const struct region_spec *spec, struct extents *e, struct gpu_part **ret_parts,
 		     unsigned *ret_n, struct dray_err *reterr);
 
-/* Sets addresses and DMA-BUFs, which must outlive the view. */
-void extents_opened(struct extents *e, unsigned device, const struct gpu_part *parts);
+/*
+ * A part is open: sets the addresses of its extents, and then its word. Any thread; the parts of one request follow each other. The
+ * mapping must outlive the view.
+ */
+void extents_part_opened(struct extents *e, unsigned device, unsigned part, uint64_t address);
+/* All parts are open: sets their DMA-BUFs, which must outlive the view, and the word of all. */
+void extents_opened(struct extents *e, const struct gpu_part *parts);
 
 /* Releases the memory. The view stays until extents_deinit(). */
 void extents_release(struct extents *e);

@@ -93,19 +93,33 @@ int extents_read_gpu(const struct region_spec *spec, struct extents *e, struct g
 		r = extents_init(e, pieces, spec->m, reterr);
 	if (r >= 0)
 		r = parts_new(spec, pieces, *ret_n, ret_parts, reterr);
-	if (r >= 0)
-		e->view->memory = REGION_GPU;
-	return r;
+	if (r < 0)
+		return r;
+	e->open = calloc((size_t)*ret_n + 1, sizeof(*e->open));
+	if (!e->open)
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a region");
+	e->view->memory = REGION_GPU;
+	e->view->n_parts = *ret_n;
+	e->view->open = e->open;
+	return 0;
 }
 
-void extents_opened(struct extents *e, unsigned device, const struct gpu_part *parts)
+void extents_part_opened(struct extents *e, unsigned device, unsigned part, uint64_t address)
 {
-	e->view->gpu = (uint8_t)device;
-	for (uint32_t i = 0; i < e->view->n_extents; i++) {
-		const struct gpu_part *p = &parts[e->parts[i]];
+	struct region_view *v = e->view;
 
-		e->view->extents[i].base =
-			(uint8_t *)(uintptr_t)(p->address + e->dmabufs[i].offset);
-		e->dmabufs[i].fd = p->dmabuf;
-	}
+	/* workers that use an earlier part read it */
+	if (v->gpu != device)
+		v->gpu = (uint8_t)device;
+	for (uint32_t i = 0; i < v->n_extents; i++)
+		if (v->extents[i].part == part)
+			v->extents[i].base = (uint8_t *)(uintptr_t)(address + e->dmabufs[i].offset);
+	__atomic_store_n(&v->open[part], 1, __ATOMIC_RELEASE);
+}
+
+void extents_opened(struct extents *e, const struct gpu_part *parts)
+{
+	for (uint32_t i = 0; i < e->view->n_extents; i++)
+		e->dmabufs[i].fd = parts[e->view->extents[i].part].dmabuf;
+	__atomic_store_n(&e->view->open[e->view->n_parts], 1, __ATOMIC_RELEASE);
 }

@@ -59,6 +59,7 @@ struct region {
 	uint32_t barriers; /* in flight */
 	struct gpu_memory *gpu_memory;
 	bool opening; /* added() is pending */
+	bool early;   /* GPU memory that transfers may use while it is opened */
 	bool ending, urgent;
 	bool faulted; /* a page of its session's memory is missing */
 	bool exposed; /* a peer has seen its keys, by any token or lease */

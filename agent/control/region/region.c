@@ -144,27 +144,40 @@ static void region_begin(struct region *region)
 	struct regions *r = region->regions;
 	const struct region_view *v = region_view_of(region);
 
-	pool_publish(r->deps.pool, &v->o);
+	if (!region->early)
+		pool_publish(r->deps.pool, &v->o);
 	r->deps.up->added(*r->deps.rails, v, region->extents.dmabufs);
 	if (r->deps.gpus && v->memory == REGION_HOST)
 		gpus_region_added(r->deps.gpus, v);
 }
 
-static void handle_opened(void *arg, struct gpu_memory *memory, unsigned device,
-			  const struct gpu_part *parts, const struct dray_err *err)
+void region_part_opened(void *of, unsigned device, unsigned part, uint64_t address)
+{
+	struct region *region = of;
+
+	extents_part_opened(&region->extents, device, part, address);
+}
+
+static void handle_opened(void *arg, struct gpu_memory *memory, const struct gpu_part *parts,
+			  const struct dray_err *err)
 {
 	struct region *region = arg;
 	void (*added)(void *arg, const struct dray_err *err) = region->added;
 	void *added_arg = region->added_arg;
 
-	if (err) {
+	region->gpu_memory = memory;
+	region->opening = false;
+	/* it is being removed, and was used early: the removal closes the memory */
+	if (region->ending)
+		return;
+	if (!err) {
+		extents_opened(&region->extents, parts);
+		region_begin(region);
+	} else if (region->early) {
+		region_end(region, (uint32_t)err->code, err->code == DRAY_E_GPU_LOST);
+	} else {
 		handle_del(region);
 		region_free(region);
-	} else {
-		region->gpu_memory = memory;
-		region->opening = false;
-		extents_opened(&region->extents, device, parts);
-		region_begin(region);
 	}
 	added(added_arg, err);
 }
@@ -187,10 +200,15 @@ static int open_gpu(struct region *region, const struct region_spec *spec, struc
 	if (e < 0)
 		return e;
 	snprintf(device, sizeof(device), "%.*s", (int)spec->m->device.n, spec->m->device.p);
-	e = gpu_open(r->deps.gpus, device, parts, n, handle_opened, region, reterr);
-	if (e < 0)
+	e = gpu_open(r->deps.gpus, device, parts, n, spec->early, handle_opened, region, reterr);
+	if (e < 0) {
 		handle_del(region);
-	return e;
+		return e;
+	}
+	region->early = spec->early;
+	if (region->early)
+		pool_publish(r->deps.pool, &region_view_of(region)->o);
+	return 0;
 }
 
 /* The agent's own memory, which no client can hold up before it gets the descriptor. */
@@ -408,6 +426,7 @@ int region_add(struct regions *r, const struct region_spec *spec, struct region_
 		.length = region_view_of(region)->o.length,
 		.pool_fd = kind == DMSG_KIND_POOL ? region->extents.maps[0]->fd : -1,
 		.pending = region->opening,
+		.early = region->early,
 	};
 	region = NULL;
 	return 0;
@@ -450,7 +469,9 @@ static void handle_deregistered(void *of)
 	struct region *region = of;
 	struct gpus *gpus = region->regions->deps.gpus;
 
-	if (region->gpu_memory)
+	if (region->early && region->opening)
+		gpu_open_cancel(gpus, region, memory_released);
+	else if (region->gpu_memory)
 		gpu_close(region->gpu_memory, memory_released, region);
 	else if (gpus && region_view_of(region)->memory == REGION_HOST)
 		gpus_region_removed(gpus, region->handle, memory_released, region);
@@ -516,6 +537,14 @@ static struct region *region_get(struct regions *r, dray_handle handle)
 	struct region *region = dray_handles_get(&r->regions, handle);
 
 	return region && region_is_live(region) ? region : NULL;
+}
+
+bool region_is_early(struct regions *r, dray_handle handle, dray_handle group)
+{
+	const struct region *region = dray_handles_get(&r->regions, handle);
+
+	return region && region->early && region->opening && !region->ending &&
+	       region_view_of(region)->o.group == group;
 }
 
 bool region_is_gpu(struct regions *r, dray_handle handle)
@@ -594,7 +623,8 @@ int region_remove(struct regions *r, dray_handle handle, dray_handle session, bo
 	region->arg = arg;
 	if (region->mapping) {
 		/* map_done() goes on */
-	} else if (region->opening && region_view_of(region)->memory == REGION_GPU) {
+	} else if (region->opening && !region->early &&
+		   region_view_of(region)->memory == REGION_GPU) {
 		gpu_open_cancel(r->deps.gpus, region, region_finish);
 	} else if (region->ended) {
 		region->barriers++;

@@ -108,7 +108,11 @@ struct region_spec {
 	const struct dmsg_region_add *m;
 	int *fds; /* counted at the owner; those that the region takes are set to -1 and counted anew */
 	unsigned n_fds;
-	/* For a pending region, which all but pools are: it is usable (err NULL), or removed with the error. Never inside the call. */
+	bool early; /* transfers may use memory of a GPU as soon as region_add() returns */
+	/*
+	 * For a pending region, which all but pools are: it is usable (err NULL), or removed with the error. One that is used early ends with
+	 * the error, but its handle stays until region_remove(). Never inside the call.
+	 */
 	void (*added)(void *arg, const struct dray_err *err);
 	void *arg;
 };
@@ -118,14 +122,19 @@ struct region_added {
 	uint64_t length;
 	int pool_fd;  /* -1, or the memfd of a pool to pass to the client; the region's */
 	bool pending; /* added() follows */
+	bool early;   /* and transfers may use it */
 };
 
 /*
  * Checks the extents. They are mapped, opened or registered in the background: until added() the region's handle is only
- * good for region_remove(), after which added() does not run. Errors as REGION_ADD lists.
+ * good for region_remove(), after which added() does not run, and for transfers, if it is used early: each waits for the allocations that it
+ * touches. Errors as REGION_ADD lists.
  */
 int region_add(struct regions *r, const struct region_spec *spec, struct region_added *ret,
 	       struct dray_err *reterr);
+
+/* The region of the group is used early, and its memory is being opened. */
+bool region_is_early(struct regions *r, dray_handle region, dray_handle group);
 
 /* Sum of the lengths of the request's extents. Error `range` if it overflows, `invalid` without extents, or if one is empty. */
 int extents_length(const struct dmsg_region_add *m, uint64_t *ret_length, struct dray_err *reterr);
@@ -157,6 +166,8 @@ void region_hurry(struct regions *r, dray_handle region);
 
 /* For struct gpus_upcalls: closes duplicates of descriptors of the region's client, and sets them to -1. */
 void region_close_fds(void *region, int *fds, unsigned n);
+/* Likewise: a part of the region's memory is open. Any thread. */
+void region_part_opened(void *region, unsigned device, unsigned part, uint64_t address);
 
 /*
  * Makes a token with this segment, in binary form, in ret_token (DMSG_TOKEN_MAX bytes). Any member of the region's group may

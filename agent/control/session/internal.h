@@ -91,6 +91,7 @@ struct session {
 	unsigned worker;
 	bool notifications;     /* subscribed at HELLO */
 	bool segments;          /* subscribed to segment changes at HELLO */
+	bool early;             /* its client knows of regions that are used early */
 	bool segments_sent;     /* some are in flight: EVENT_SENT follows */
 	uint64_t segments_seen; /* number of the last change that was sent */
 	uint32_t message_max;   /* bytes of one message that its socket takes */
@@ -99,6 +100,7 @@ struct session {
 	struct ring_memory ring; /* arena NULL before RING_OPEN */
 	sd_event_source *pidfd_source;
 	struct dray_list regions, remotes, imports;
+	struct dray_list held;        /* requests that wait for a region; struct packet */
 	struct gpu_announcement *gpu; /* the GPU of HELLO; NULL: none */
 	struct mailbox_owner mailboxes;
 	uint32_t n_regions, n_extents, n_remotes, tokens; /* n_remotes: with imports */
@@ -119,6 +121,7 @@ struct session_region {
 	uint32_t extents;
 	uint64_t bytes;
 	bool adding; /* request_id is of the REGION_ADD to answer */
+	bool early;  /* that is answered, and its memory is being opened */
 	bool removing;
 	bool replies; /* request_id is of the REGION_REMOVE to answer */
 	uint64_t request_id;
@@ -250,6 +253,9 @@ void error_fold(struct dray_err *err, int ret);
 void text_copy(char *to, size_t size, struct dray_str from);
 /* As much of UTF-8 text as fits, in whole characters. */
 struct dray_str text_fit(struct dray_str s, uint32_t max);
+
+/* request.c: requests of the group's sessions go on that have waited for a region to be open or gone. */
+void requests_go_on(struct client_group *g);
 
 /* A handler of a request. 0: answered now or later; below 0: the dispatcher answers with reterr. */
 typedef int request_fn(struct session *s, struct request *rq, struct dray_err *reterr);

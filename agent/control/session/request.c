@@ -42,6 +42,22 @@ static const struct handler *find_handler(unsigned type)
 	return NULL;
 }
 
+/* The region that must be open for the request; 0: none. */
+static dray_handle region_of(uint16_t type, const union dmsg_body *m)
+{
+	switch (type) {
+	case DMSG_REGION_EXPORT:
+		return m->region_export.region;
+	case DMSG_REGION_REVOKE:
+		return m->region_revoke.region;
+	case DMSG_LEASE:
+		return m->lease.region;
+	default:
+		return 0;
+	}
+}
+
+/* 0: its handler has it; 1: it waits for its region; below 0: it is refused. */
 static int dispatch(struct session *s, const struct dmsg_header *h, const uint8_t *body,
 		    struct request *rq, bool fds_lost, struct dray_err *reterr)
 {
@@ -73,9 +89,19 @@ static int dispatch(struct session *s, const struct dmsg_header *h, const uint8_
 			reterr, -ESHUTDOWN, DRAY_E_DRAINING,
 			"the agent is draining and refuses %s; connect to another agent",
 			dmsg_type_name(h->type));
+	if (region_is_early(s->owner->deps.regions, region_of(h->type, &rq->m), s->group->handle))
+		return 1;
 	return handler->handle(s, rq, reterr);
 }
 
+static void discard(struct session *s, struct packet *p)
+{
+	if (p->n_fds)
+		owner_close_fds(s->uid_owner, p->fds, p->n_fds);
+	packet_free(p);
+}
+
+/* Consumes the packet. */
 static void handle(struct session *s, struct packet *p)
 {
 	struct dray_err err = DRAY_ERR_NULL;
@@ -91,6 +117,10 @@ static void handle(struct session *s, struct packet *p)
 		r = dispatch(s, &h, p->data + DMSG_HEADER_SIZE, &rq, p->fds_lost, &err);
 	if (r < 0)
 		session_fail(s, rq.id, r, &err);
+	if (r > 0)
+		dray_list_add(&s->held, &p->link);
+	else
+		discard(s, p);
 }
 
 void sessions_handle_request(struct sessions *ss, dray_handle session, struct packet *packet)
@@ -99,9 +129,23 @@ void sessions_handle_request(struct sessions *ss, dray_handle session, struct pa
 
 	/* it stays until EVENT_SESSION_GONE, the last event of its worker */
 	dray_assert(s);
-	if (!s->closing)
+	if (s->closing)
+		discard(s, packet);
+	else
 		handle(s, packet);
-	if (packet->n_fds)
-		owner_close_fds(s->uid_owner, packet->fds, packet->n_fds);
-	packet_free(packet);
+}
+
+void requests_go_on(struct client_group *g)
+{
+	dray_list_for_each(&g->members, s, struct session, group_link) {
+		struct dray_list held = DRAY_LIST_INIT(held);
+		struct packet *p;
+
+		dray_list_splice(&held, &s->held);
+		while ((p = dray_list_pop(&held, struct packet, link)))
+			if (s->closing)
+				discard(s, p);
+			else
+				handle(s, p);
+	}
 }

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "agent/control/session/internal.h"
 #include "agent/model/handle.h"
@@ -75,9 +76,13 @@ static void handle_removed(void *arg)
 	struct session_region *r = arg;
 	struct session *s = r->session;
 
+	bool early = r->early;
+
 	if (r->replies)
 		session_send(s, r->request_id, DMSG_REGION_REMOVE_REPLY, NULL);
 	forget(r);
+	if (early)
+		requests_go_on(s->group);
 	session_check(s);
 }
 
@@ -90,6 +95,17 @@ static void remove_region(struct session_region *r, bool urgent)
 	r->removing = true;
 }
 
+static void tell_lost(const struct session_region *r, const struct dray_err *err)
+{
+	session_send(
+		r->session, 0, DMSG_REGION_LOST,
+		&(union dmsg_body){ .region_lost = {
+					    .region = r->handle,
+					    .code = (uint32_t)err->code,
+					    .message = { err->msg, (uint32_t)strlen(err->msg) },
+				    } });
+}
+
 /* A region that was opened in the background is usable, or was refused. */
 static void handle_added(void *arg, const struct dray_err *err)
 {
@@ -97,6 +113,13 @@ static void handle_added(void *arg, const struct dray_err *err)
 	struct session *s = r->session;
 	uint64_t id = r->request_id;
 
+	if (r->early) {
+		r->early = false;
+		if (err)
+			tell_lost(r, err);
+		requests_go_on(s->group);
+		return;
+	}
 	r->adding = false;
 	if (!err) {
 		reply_added(s, r, NULL, 0);
@@ -153,6 +176,8 @@ int request_region_add(struct session *s, struct request *rq, struct dray_err *r
 					      .m = m,
 					      .fds = rq->fds,
 					      .n_fds = rq->n_fds,
+					      .early = s->early &&
+						       !(m->flags & DMSG_REGION_FLAG_WAIT),
 					      .added = handle_added,
 					      .arg = r },
 		       &added, reterr);
@@ -162,7 +187,8 @@ int request_region_add(struct session *s, struct request *rq, struct dray_err *r
 	}
 	r->handle = added.region;
 	r->bytes = added.length;
-	r->adding = added.pending;
+	r->early = added.early;
+	r->adding = added.pending && !added.early;
 	dray_list_add(&s->regions, &r->link);
 	count(r, 1);
 	if (!r->adding) {

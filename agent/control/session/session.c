@@ -186,6 +186,8 @@ static void session_free(struct session *s)
 	if (s->fd >= 0)
 		owner_farewell(s->uid_owner, s->fd, dray_take(s->goodbye));
 	packet_free(s->goodbye);
+	dray_list_for_each(&s->held, p, struct packet, link)
+		packet_free(p);
 	gpus_announce_end(s->gpu);
 	owner_put(s->uid_owner, RESOURCE_SESSIONS, 1);
 	owner_unref(s->uid_owner);
@@ -240,6 +242,7 @@ int session_open(struct sessions *ss, struct owner *o, const struct ucred *who,
 		dray_list_init(&s->regions);
 		dray_list_init(&s->remotes);
 		dray_list_init(&s->imports);
+		dray_list_init(&s->held);
 	}
 	if (!s || dray_handles_add(&ss->table, s, &s->handle) < 0 ||
 	    group_join(s, hello->group) < 0) {
@@ -254,6 +257,7 @@ int session_open(struct sessions *ss, struct owner *o, const struct ucred *who,
 	s->notifications = hello->flags & DMSG_HELLO_FLAG_NOTIFICATIONS;
 	s->segments = hello->flags & DMSG_HELLO_FLAG_SEGMENTS;
 	s->segments_seen = ss->segment_changes.last;
+	s->early = hello->features & DMSG_FEATURE_REGION_EARLY;
 	s->opened_ns = dray_now().ns;
 	s->ring.doorbell_fd = s->ring.completion_fd = -1;
 	shared_init(s);

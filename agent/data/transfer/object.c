@@ -8,7 +8,7 @@
 #include "agent/model/keys.h"
 #include "lib/ballast.h"
 
-/* The remotes and grants that were lost last, so that a request for one of them answers with the reason. */
+/* The objects that were lost last, so that a request for one of them answers with the reason. */
 #define LOST_MAX 256
 
 struct lost_object {
@@ -101,10 +101,10 @@ struct object *object_get(struct core *c, enum object_kind kind, dray_handle han
 	return o && !o->drop_code ? o : NULL;
 }
 
-bool object_is_taken(const struct object *remote)
+bool object_is_taken(const struct object *o)
 {
-	return remote->drop_code && remote->drop_code != DRAY_E_CANCELLED &&
-	       remote->drop_code != DRAY_E_SESSION_CLOSED;
+	return o->drop_code && o->drop_code != DRAY_E_CANCELLED &&
+	       o->drop_code != DRAY_E_SESSION_CLOSED;
 }
 
 void object_hasten(struct core *c, const struct object *remote)
@@ -116,11 +116,11 @@ void object_hasten(struct core *c, const struct object *remote)
 /* Its code is kept: requests for it end with that. */
 static bool is_lost(const struct object *o)
 {
-	/* a remote that its own session released is unknown, not lost */
-	if (o->view->kind == OBJECT_REMOTE)
-		return object_is_taken(o);
 	/* unknown grants count as revoked */
-	return o->view->kind == OBJECT_GRANT && o->drop_code != DRAY_E_REVOKED;
+	if (o->view->kind == OBJECT_GRANT)
+		return o->drop_code != DRAY_E_REVOKED;
+	/* what its own session has removed or released is unknown, not lost */
+	return object_is_taken(o);
 }
 
 static void finish(struct core *c, struct object *o)

@@ -34,8 +34,8 @@ static inline void object_hold(struct object *o)
 /* The owner of this remote takes it back (transport.h). */
 void object_hasten(struct core *c, const struct object *remote);
 
-/* The peer that has this remote took it away: its own session did not release it. */
-bool object_is_taken(const struct object *remote);
+/* A remote, or a region, was taken away: its own session has not released it. */
+bool object_is_taken(const struct object *o);
 
 /* May run EVENT_DROPPED. */
 void object_release(struct core *c, struct object *o);

@@ -272,9 +272,51 @@ void xfer_wait_over(struct xfer *x)
 	x->waits = false;
 }
 
+static bool is_open(const struct region_view *r, uint32_t word)
+{
+	return __atomic_load_n(&r->open[word], __ATOMIC_ACQUIRE);
+}
+
+/*
+ * The word of the last allocation of the local region that the transfer touches and that is not open yet; they are opened in their
+ * order. NULL: all are. The target is open, because an export waits for that.
+ */
+static uint32_t *not_open(const struct xfer *x)
+{
+	const struct region_view *r = object_region(x->local);
+	uint32_t n = 0;
+
+	if (!r->open || is_open(r, r->n_parts))
+		return NULL;
+	for (uint32_t i = 0; i < x->n_ops; i++) {
+		uint64_t end = x->ops[i].local + x->ops[i].length;
+		uint32_t k = region_view_find(r, x->ops[i].local);
+
+		for (; k < r->n_extents && r->extents[k].start < end; k++)
+			if (!is_open(r, r->extents[k].part))
+				n = dray_max(n, r->extents[k].part + 1);
+	}
+	return n ? &r->open[n - 1] : NULL;
+}
+
+/* Until then the transfer does not know which transports reach its memory. */
+static void await_open(struct core *c, struct xfer *x, uint32_t *word)
+{
+	x->wait.p = word;
+	x->wait.value = 1;
+	x->state = XFER_WAITING;
+	wait_add(c, x);
+}
+
 void xfer_go(struct core *c, struct xfer *x)
 {
+	uint32_t *closed = not_open(x);
+
 	xfer_wait_over(x);
+	if (closed) {
+		await_open(c, x, closed);
+		return;
+	}
 	for (unsigned i = 0; i < c->n_transports; i++) {
 		struct channel *ch = c->transports[i]->channel(c, c->transport_state[i], x);
 
@@ -297,7 +339,8 @@ void xfer_go(struct core *c, struct xfer *x)
  */
 static bool xfer_at_once(struct core *c, struct xfer *x)
 {
-	if (x->wait.p || x->notify || x->bytes > XFER_AT_ONCE_MAX || x->n_ops > XFER_OPS_INLINE)
+	if (x->wait.p || x->notify || x->bytes > XFER_AT_ONCE_MAX || x->n_ops > XFER_OPS_INLINE ||
+	    not_open(x))
 		return false;
 	for (unsigned i = 0; i < c->n_transports; i++) {
 		const struct transport_ops *ops = c->transports[i];

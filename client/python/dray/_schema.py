@@ -312,7 +312,10 @@ FEATURE_STORE_RING = 1  # Requests to the store go through the ring.
 # STORE_PUT has the field agent. An agent without the feature would ignore it, and store the objects
 # itself.
 FEATURE_STORE_AT = 2
-FEATURE_ALL = 3
+# REGION_ADD is answered before memory of kinds cuda_ipc and cuda_vmm is open, unless it has the
+# flag wait. REGION_LOST tells if it cannot be opened.
+FEATURE_REGION_EARLY = 4
+FEATURE_ALL = 7
 
 HELLO_REPLY_FLAG_PIDFD = 1  # A pidfd of the agent comes with HELLO_REPLY.
 HELLO_REPLY_FLAG_ALL = 1
@@ -323,7 +326,10 @@ SEGMENT_FLAG_PREFERRED = 4  # The preferred segment.
 SEGMENT_FLAG_ALL = 7
 
 REGION_FLAG_HUGE = 1  # Pools: use huge pages, or refuse the region.
-REGION_FLAG_ALL = 1
+# Kinds cuda_ipc and cuda_vmm: answer when all of the memory is open, and refuse the region if it
+# cannot be opened. For agents with feature region_early.
+REGION_FLAG_WAIT = 2
+REGION_FLAG_ALL = 3
 
 EXPORT_FLAG_SINGLE_USE = 1  # Good for one import.
 # Peers of mooncake.allow reach the range over Mooncake's protocol, too. Since 1.4.

@@ -99,10 +99,15 @@ class Client(Session, Placement, Mailboxes, Stores):
         "r" allows transfers to read the memory, "w" to write it. Pages of a memfd that were never
         touched are touched first, which blocks for 0.3 s for each GiB. The memory stays the caller's;
         the descriptors can be closed afterwards.
+
+        With wait=False the agent opens memory of a GPU in the background. The Pending ends before that: a transfer
+        waits for the allocations that it touches, and an export for all of them. If one cannot be opened, transfers
+        fail, and an event RegionLost has the reason.
         """
         self._handle()
         bits = arguments.choice("access", ACCESS, access)
-        spec = lib.RegionSpec(name=arguments.text("name", name), access=bits, flags=lib.REGION_NO_POPULATE)
+        spec = lib.RegionSpec(name=arguments.text("name", name), access=bits,
+                              flags=lib.REGION_NO_POPULATE | (lib.REGION_WAIT if wait else 0))
         if isinstance(extents, cuda.Extents):
             spec.device = extents.device.encode()
             entries = extents._records()

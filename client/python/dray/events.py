@@ -78,7 +78,7 @@ class LeaseEnded(NamedTuple):
 
 
 class RegionLost(NamedTuple):
-    """A region could not be registered again with a new session: remove it."""
+    """A region could not be registered again with a new session, or memory of a GPU not be opened: remove it."""
 
     region: Region | None
     error: errors.Error
