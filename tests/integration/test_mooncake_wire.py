@@ -414,6 +414,67 @@ def test_slow_writer(target):
         assert read(sock, owner.address, 100) == content[:100]
 
 
+@pytest.mark.parametrize("after", ["read", "read in pieces", "write of a byte", "last bytes late", "head and payload apart", "next head with the payload", "large write",
+                                   "refused", "end"])
+def test_after_small_writes(target, after):
+    """After small writes in a row a head alone does not wake the agent: whatever comes next is served all the same."""
+    agent = target()
+    content = noise(MIB)
+    with Owner(agent, MIB, content) as owner, data(agent) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+        def begin(length, at=8192):
+            sock.sendall(head(rig.WRITE | rig.V2, owner.address + at, length))
+
+        for i in range(40):
+            begin(100, i * 100)
+            sock.sendall(content[i:i + 100])
+            assert rig.status(sock) == rig.OK
+        assert all(owner.view[i * 100:i * 100 + 100] == content[i:i + 100] for i in range(40))
+        received = counter(agent, "received_bytes_total")
+        if after == "read":
+            assert all(read(sock, owner.address + 8192, 100) == content[8192:8292] for _ in range(3))
+        elif after == "read in pieces":
+            for byte in head(rig.READ | rig.V2, owner.address + 8192, 100):
+                sock.sendall(bytes([byte]))
+            assert rig.status(sock) == rig.OK and exactly(sock, 100) == content[8192:8292]
+        elif after == "write of a byte":
+            write(sock, owner.address + 8192, b"q")
+            assert owner.view[8192:8193] == b"q"
+        elif after == "last bytes late":
+            begin(1000)
+            sock.sendall(content[:990])
+            until(lambda: counter(agent, "received_bytes_total") == received + 990, "all but the last bytes")
+            sock.sendall(content[990:1000])
+            assert rig.status(sock) == rig.OK and owner.view[8192:9192] == content[:1000]
+        elif after == "head and payload apart":
+            begin(1000)
+            with data(agent) as other:
+                assert read(other, owner.address + MIB - 1, 1) == content[-1:]
+            sock.sendall(content[:1000])
+            assert rig.status(sock) == rig.OK and owner.view[8192:9192] == content[:1000]
+        elif after == "next head with the payload":
+            ahead = head(rig.READ | rig.V2, owner.address + 8192, 100)
+            for n in 1, 23, 24:
+                begin(100)
+                sock.sendall(content[n:n + 100] + ahead[:n])
+                assert rig.status(sock) == rig.OK
+                sock.sendall(ahead[n:])
+                assert rig.status(sock) == rig.OK and exactly(sock, 100) == content[n:n + 100]
+        elif after == "large write":
+            write(sock, owner.address, content[::-1])
+            assert owner.view == content[::-1]
+        elif after == "refused":
+            sock.sendall(head(rig.READ | rig.V2, owner.address - 1, 100))
+            assert rig.status(sock) == rig.REFUSED and ended(sock)
+        else:
+            begin(1000)
+            sock.shutdown(socket.SHUT_WR)
+            assert ended(sock)
+            rig.connections(agent, 0)
+            assert counter(agent, "requests_broken_total") == 1
+
+
 def test_answers_that_nobody_reads(target):
     """What is left of an answer when its connection ends is not kept by the kernel for a peer that does not read."""
     agent = target(mooncake__stall_timeout="500ms")

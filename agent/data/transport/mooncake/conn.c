@@ -91,12 +91,12 @@ void mooncake_conn_adopt(struct mooncake *m, uint64_t id, int fd)
 	c->m = m;
 	c->id = id;
 	c->fd = fd;
-	c->wake = 1;
 	mooncake_conn_configure(c);
 	c->since_ns = m->c->now_ns;
 	dray_list_init(&c->ready_link);
 	dray_list_init(&c->busy_link);
 	dray_list_add(&m->conns, &c->link);
+	mooncake_marks_adopt(c);
 	mooncake_timer(m, c->since_ns + m->c->cfg.mooncake_idle_ns);
 }
 
@@ -129,6 +129,7 @@ void mooncake_conn_close(struct mooncake_conn *c, bool reset)
 		setsockopt(c->fd, SOL_SOCKET, SO_LINGER, &hard, sizeof(hard));
 	c->fd = dray_close(c->fd);
 	dray_list_del(&c->ready_link);
+	dray_list_del(&c->marked_link);
 	dray_list_move(&c->m->closed, &c->link);
 	release(c);
 	tell_closed(c->m, c->id);
@@ -187,6 +188,7 @@ static void take_request(struct mooncake_conn *c)
 		return;
 	}
 	c->waits = 0;
+	mooncake_mark_request(c);
 	if (code) {
 		refuse(c, c->request.with_status);
 		return;
@@ -285,6 +287,16 @@ static bool send_some(struct mooncake_conn *c, int64_t *budget)
 	return c->fd >= 0;
 }
 
+static void head_received(struct mooncake_conn *c, uint64_t n)
+{
+	if (n && !c->head_n) {
+		/* from its first byte on, the head has as much time as a stall */
+		c->since_ns = c->m->c->now_ns;
+		mooncake_timer(c->m, c->since_ns + c->m->c->cfg.mooncake_stall_ns);
+	}
+	c->head_n += (uint8_t)n;
+}
+
 static bool receive_head(struct mooncake_conn *c, int64_t *budget)
 {
 	ssize_t n =
@@ -293,28 +305,8 @@ static bool receive_head(struct mooncake_conn *c, int64_t *budget)
 	*budget -= MOONCAKE_CALL_COST;
 	if (n <= 0)
 		return failed(c, n, errno, &c->readable);
-	if (!c->head_n) {
-		/* from its first byte on, the head has as much time as a stall */
-		c->since_ns = c->m->c->now_ns;
-		mooncake_timer(c->m, c->since_ns + c->m->c->cfg.mooncake_stall_ns);
-	}
-	c->head_n += (uint8_t)n;
+	head_received(c, (uint64_t)n);
 	return true;
-}
-
-/*
- * The socket's next event comes with this many bytes, if they are many, or with the end of the stream. The kernel enlarges the
- * receive buffer for them. A failure is ignored: then it comes earlier.
- */
-static void wake_at(struct mooncake_conn *c, uint64_t bytes)
-{
-	int value = bytes < MOONCAKE_WAKE_LEAST ?
-			    1 :
-			    (int)dray_min(bytes, (uint64_t)MOONCAKE_WAKE_BYTES);
-
-	if (value != c->wake &&
-	    setsockopt(c->fd, SOL_SOCKET, SO_RCVLOWAT, &value, sizeof(value)) == 0)
-		c->wake = value;
 }
 
 static uint64_t asked_of(const struct msghdr *msg)
@@ -330,21 +322,33 @@ static bool receive_payload(struct mooncake_conn *c, int64_t *budget)
 {
 	struct iovec *iov = c->m->iov;
 	struct msghdr msg = { .msg_iov = iov, .msg_iovlen = places(c, iov, 0, *budget) };
-	ssize_t n = recvmsg(c->fd, &msg, MSG_DONTWAIT);
+	uint64_t asked = asked_of(&msg);
 	bool more = true;
+	ssize_t n;
 
+	/* with the next head, although it seldom follows at once: getting less than was asked for shows that nothing is left */
+	if (asked == c->left) {
+		iov[msg.msg_iovlen++] = (struct iovec){ c->head, MOONCAKE_REQUEST_BYTES };
+		asked += MOONCAKE_REQUEST_BYTES;
+	}
+	n = recvmsg(c->fd, &msg, MSG_DONTWAIT);
 	*budget -= MOONCAKE_CALL_COST;
 	if (n <= 0) {
 		more = failed(c, n, errno, &c->readable);
 	} else {
+		uint64_t payload = dray_min((uint64_t)n, c->left);
+
 		*budget -= n;
 		c->since_ns = c->m->c->now_ns;
-		/* a call that got less than it asked for has emptied the socket, unless its end is there as well */
-		c->readable = c->hup || (uint64_t)n == asked_of(&msg);
-		moved(c, (uint64_t)n);
+		/* unless the end of the stream is there as well */
+		c->readable = c->hup || (uint64_t)n == asked;
+		moved(c, payload);
+		head_received(c, (uint64_t)n - payload);
 	}
-	if (c->fd >= 0 && (!c->readable || !c->left))
-		wake_at(c, c->left);
+	if (c->fd >= 0 && !c->left)
+		mooncake_mark_head(c);
+	else if (c->fd >= 0 && !c->readable)
+		mooncake_mark_payload(c);
 	return more;
 }
 

@@ -21,6 +21,8 @@ static int mooncake_init(struct core *c, void **ret_state)
 	dray_list_init(&m->parked);
 	dray_list_init(&m->closed);
 	dray_list_init(&m->busy);
+	dray_list_init(&m->marked);
+	m->heads.fd = -1;
 	dray_list_init(&m->engines);
 	dray_list_init(&m->over);
 	for (unsigned i = 0; i < 2; i++) {
@@ -52,6 +54,7 @@ static void mooncake_deinit(struct core *c, void *state)
 	/* the objects are still there, and events no longer matter */
 	close_all(m);
 	free_closed(m);
+	mooncake_marks_deinit(m);
 	mooncake_engines_deinit(m);
 	mooncake_streams_free(m);
 	mooncake_exports_deinit(&m->exports);
@@ -135,6 +138,7 @@ static int64_t mooncake_tick(struct core *c, void *state)
 		}
 		mooncake_engines_tick(m);
 	}
+	mooncake_marks_tick(m);
 	/* closed connections have to be freed, and a step of one may have made others ready */
 	return dray_list_empty(&m->ready) && dray_list_empty(&m->closed) &&
 			       mooncake_engines_idle(m) ?

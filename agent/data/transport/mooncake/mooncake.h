@@ -35,13 +35,6 @@
 #define MOONCAKE_STEP_BYTES (512 << 10)
 /* What a system call counts for in the budget of a turn. */
 #define MOONCAKE_CALL_COST 4096
-/*
- * A connection that receives wakes the worker when so many bytes of its request are there. Where the peer and the worker share a
- * processor, each wake-up takes it from the peer, so that bytes would come in small pieces.
- */
-#define MOONCAKE_WAKE_BYTES (512 << 10)
-/* For fewer bytes than this, such as a small request, the option costs more than it saves. */
-#define MOONCAKE_WAKE_LEAST (64 << 10)
 
 extern const struct transport_ops transport_mooncake;
 
@@ -105,6 +98,9 @@ struct mooncake {
 	struct mooncake_exports exports;
 	struct dray_list conns, ready, parked, closed;
 	struct dray_list busy;     /* those that hold a grant */
+	struct dray_list marked;   /* those that a head does not wake, in the order of marked_ns */
+	struct loop_source heads;  /* the timer that looks for heads; owned; fd -1: none */
+	bool heads_timed;          /* it is running */
 	int64_t timer_ns;          /* next time that tick() has work */
 	int64_t stall_ns, idle_ns; /* of the configuration, as tick() has seen it */
 	struct iovec iov[MOONCAKE_IOV + 1];
@@ -123,20 +119,23 @@ enum mooncake_conn_state {
 struct mooncake_conn {
 	struct loop_source source;
 	struct mooncake *m;
-	struct dray_list link;       /* on m->conns or m->closed */
-	struct dray_list ready_link; /* on m->ready or m->parked */
-	struct dray_list busy_link;  /* on m->busy */
+	struct dray_list link;        /* on m->conns or m->closed */
+	struct dray_list ready_link;  /* on m->ready or m->parked */
+	struct dray_list busy_link;   /* on m->busy */
+	struct dray_list marked_link; /* on m->marked */
 	uint64_t id;
 	int fd;   /* -1: closed */
 	int wake; /* its SO_RCVLOWAT */
 	enum mooncake_conn_state state;
 	bool readable, writable, hup;
-	bool parked;      /* until the next turn */
-	bool closing;     /* it closes when its status is sent */
-	uint8_t waits;    /* turns in which the buffer of the request was unknown */
-	uint8_t status_n; /* bytes of the status that are not sent yet; the last ones */
-	uint8_t head_n;   /* bytes of the head that are there */
-	int64_t since_ns; /* of the last payload, or since when the head is awaited */
+	bool parked;                    /* until the next turn */
+	bool closing;                   /* it closes when its status is sent */
+	uint16_t writes, writes_needed; /* small ones in a row, and how many until it is marked */
+	uint8_t waits;                  /* turns in which the buffer of the request was unknown */
+	uint8_t status_n;  /* bytes of the status that are not sent yet; the last ones */
+	uint8_t head_n;    /* bytes of the head that are there */
+	int64_t since_ns;  /* of the last payload, or since when the head is awaited */
+	int64_t marked_ns; /* since when it is on m->marked */
 	struct mooncake_request request;
 	uint64_t left; /* bytes of its payload */
 	struct granted held;
@@ -161,6 +160,19 @@ void mooncake_conn_close(struct mooncake_conn *c, bool reset);
 void mooncake_conn_configure(struct mooncake_conn *c);
 /* It waits for bytes that belong to a request. Engines open connections that they use much later, and do not notice when one is closed. */
 bool mooncake_conn_is_busy(const struct mooncake_conn *c);
+
+/* mark.c */
+
+/* A new connection; the first one makes the timer. Without a descriptor for that, heads always wake the worker. */
+void mooncake_marks_adopt(struct mooncake_conn *c);
+void mooncake_marks_deinit(struct mooncake *m);
+/* The head of a request has been received. */
+void mooncake_mark_request(struct mooncake_conn *c);
+/* More of the payload is awaited. */
+void mooncake_mark_payload(struct mooncake_conn *c);
+/* The payload of a write is over. */
+void mooncake_mark_head(struct mooncake_conn *c);
+void mooncake_marks_tick(struct mooncake *m);
 
 static inline void mooncake_timer(struct mooncake *m, int64_t when_ns)
 {

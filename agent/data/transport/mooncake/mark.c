@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How many bytes of a data connection wake the worker (SO_RCVLOWAT). Where an engine and the worker share a processor, each wake-up
+ * takes it from the engine, which would then send the next bytes.
+ *
+ * Within a large payload, the mark is what is left of it, up to a limit. Between requests, it depends on the last ones: Mooncake sends
+ * the head of a write and its payload by two system calls, so that the head would wake the worker, which then waits once more. After
+ * many small writes in a row the mark is therefore a head and the first byte of its payload. The head of a read, which comes alone,
+ * is found by a timer, and then the connection needs twice as many writes to be marked again.
+ *
+ * The timer is a descriptor, because it is set once for many sleeps of the worker: a timeout of each of them costs more than the
+ * wake-up that is saved, where setting the processor's timer leaves a virtual machine.
+ */
+#include <sys/socket.h>
+#include <sys/timerfd.h>
+
+#include "agent/data/transport/mooncake/mooncake.h"
+#include "lib/cleanup.h"
+
+/* Within a payload. The kernel enlarges the receive buffer for them. */
+#define WAKE_BYTES (512 << 10)
+/* For fewer bytes than this, such as a small request, the option costs more than it saves. */
+#define WAKE_LEAST (64 << 10)
+/* Small writes in a row. */
+#define WRITES_MIN 16
+#define WRITES_MAX 4096
+/* How long the head of a request may wait, at most. */
+#define ALONE_NS DRAY_NS_PER_MS
+
+static void expired(struct loop_source *source, uint32_t events)
+{
+	dray_container_of(source, struct mooncake, heads)->heads_timed = false;
+}
+
+static void timer_init(struct mooncake *m)
+{
+	int fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+
+	if (fd >= 0 && loop_add(&m->c->loop, &m->heads, fd, EPOLLIN, expired) < 0)
+		dray_close(fd);
+}
+
+void mooncake_marks_adopt(struct mooncake_conn *c)
+{
+	c->wake = 1;
+	c->writes_needed = WRITES_MIN;
+	dray_list_init(&c->marked_link);
+	if (c->m->heads.fd < 0)
+		timer_init(c->m);
+}
+
+void mooncake_marks_deinit(struct mooncake *m)
+{
+	int fd = m->heads.fd;
+
+	loop_del(&m->c->loop, &m->heads);
+	dray_close(fd);
+}
+
+/* A failure is ignored: then it comes earlier. */
+static void wake_at(struct mooncake_conn *c, int bytes)
+{
+	if (bytes != c->wake &&
+	    setsockopt(c->fd, SOL_SOCKET, SO_RCVLOWAT, &bytes, sizeof(bytes)) == 0)
+		c->wake = bytes;
+}
+
+void mooncake_mark_payload(struct mooncake_conn *c)
+{
+	if (c->left >= WAKE_LEAST)
+		wake_at(c, (int)dray_min(c->left, (uint64_t)WAKE_BYTES));
+	else if ((uint64_t)c->wake > c->left)
+		wake_at(c, 1);
+}
+
+void mooncake_mark_head(struct mooncake_conn *c)
+{
+	if (c->writes < c->writes_needed || c->head_n || c->m->heads.fd < 0) {
+		wake_at(c, 1);
+		return;
+	}
+	wake_at(c, MOONCAKE_REQUEST_BYTES + 1);
+	c->marked_ns = c->m->c->now_ns;
+	dray_list_move(&c->m->marked, &c->marked_link);
+}
+
+void mooncake_mark_request(struct mooncake_conn *c)
+{
+	dray_list_del(&c->marked_link);
+	if (!c->request.write) {
+		if (c->writes >= c->writes_needed)
+			c->writes_needed = (uint16_t)dray_min(c->writes_needed * 2, WRITES_MAX);
+		wake_at(c, 1);
+	}
+	if (c->request.write && c->request.length < WAKE_LEAST)
+		c->writes = (uint16_t)dray_min(c->writes + 1, WRITES_MAX);
+	else
+		c->writes = 0;
+}
+
+/* A head that is there already is received in the next turn. */
+static void unmark(struct mooncake_conn *c)
+{
+	dray_list_del(&c->marked_link);
+	wake_at(c, 1);
+	c->readable = true;
+	if (!c->parked && dray_list_empty(&c->ready_link))
+		dray_list_add(&c->m->ready, &c->ready_link);
+}
+
+void mooncake_marks_tick(struct mooncake *m)
+{
+	struct itimerspec when = { 0 };
+	struct mooncake_conn *c;
+
+	if (m->heads_timed)
+		return;
+	while ((c = dray_list_first(&m->marked, struct mooncake_conn, marked_link)) &&
+	       m->c->now_ns - c->marked_ns >= ALONE_NS)
+		unmark(c);
+	if (!c)
+		return;
+	when.it_value.tv_nsec = c->marked_ns + ALONE_NS - m->c->now_ns;
+	m->heads_timed = timerfd_settime(m->heads.fd, 0, &when, NULL) == 0;
+}
