@@ -49,6 +49,9 @@ export ASAN_OPTIONS ?= abort_on_error=0:detect_leaks=1:strict_string_checks=1:de
 export UBSAN_OPTIONS ?= print_stacktrace=1
 export TSAN_OPTIONS ?= halt_on_error=1:second_deadlock_stack=1
 export PYTHONPYCACHEPREFIX ?= $(CURDIR)/build/pycache
+# Bytecode of the standard library is looked for there, too: if none were written, each of the thousands of interpreters that tests start
+# would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPATH := $(CURDIR)/client/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 .PHONY: $(addprefix check-,$(STAGES) $(BESIDE)) check check-long
