@@ -100,7 +100,7 @@ between the agents, over TLS. A lease has ranges of 32 pieces each, as the block
 connection of loopback."""),
     ("mooncake", "Mooncake's calls", """\
 The same program for `mooncake.engine`, with `dray.mooncake` over two agents and with Mooncake 0.3.13 itself, both over TCP and loopback: two processes with 64 MiB
-each, pieces at random places. At one agent: both processes are its clients, which the agent copies between. Bare socket loop: send and recv of the same pieces. managed: memory of `allocate_managed_buffer()`; private: any other, which dray copies by way of shared buffers. The ceiling is Mooncake."""),
+each, pieces at random places. At one agent: both processes are its clients, which the agent copies between. Bare socket loop: send and recv of the same pieces, the best of several ways to do it, in the same run. managed: memory of `allocate_managed_buffer()`; private: any other, which dray copies by way of shared buffers. The ceiling is Mooncake."""),
     ("vllm_hooks", "vLLM: the connector's hooks", """\
 What the hooks of `DrayConnector` at D take of a step, with vLLM's scheduler, without a model and with two agents over TCP (`bench_vllm.py`).
 With a load, two agents share the processors with the engine. The longest step of a load starts it, and agents take the
