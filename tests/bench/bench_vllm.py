@@ -21,10 +21,13 @@ store-decode   tokens a second of as many requests as an engine takes, whose blo
 cache  requests with images on engines with vLLM's own encoder cache manager and with DrayEncoderCacheManager
 ec     time from the end of an encoder's step to another engine's first token, minus the same with the output cached there, beside
        ECExampleConnector and ECMooncakeConnector
-ec-hooks  time that the hooks of a consumer's connector take until a request has its first token, minus the same with the output cached
+ec-hooks  time that the hooks of a consumer's connector and the reading of the output take until a request has its first token, minus the same with the output cached
        there, with vLLM's scheduler and without a model, beside ECExampleConnector
 ec-bytes  bytes a second of loads of outputs, without engines, beside transfers between the same pools
 ec-text   time to the first token of text beside an encoder that is idle, busy or dead, beside an engine without a connector
+
+The part ec runs the command of $DRAY_BENCH_BUSY while its engines start, and that of $DRAY_BENCH_QUIET during its rounds, each with a program to run:
+a lock of a machine that others use, too, is not held longer than that.
 
 It needs vLLM for the CPU: scripts/engine-env makes the environment. Without it, the bench says so and measures nothing.
 """

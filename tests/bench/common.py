@@ -11,6 +11,7 @@ import json
 import os
 import pathlib
 import random
+import shlex
 import shutil
 import statistics
 import subprocess
@@ -175,6 +176,27 @@ def turns(count, began=BEGAN):
         if turn and time.monotonic() > began + SECONDS:
             return
         yield turn
+
+
+@contextlib.contextmanager
+def under(variable):
+    """Runs the command of an environment variable as long as the block lasts, such as one that holds a lock. It is given a program to run, and the
+    block begins when that has started. Without the variable nothing is run."""
+    command = shlex.split(os.environ.get(variable, ""))
+    if not command:
+        yield
+        return
+    holder = subprocess.Popen([*command, "sh", "-c", "echo && exec cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        if not holder.stdout.readline():
+            raise CannotRun(f"the command of {variable} has ended: {shlex.join(command)}")
+        yield
+        if holder.poll() is not None:
+            raise CannotRun(f"the command of {variable} has ended before the measurement: {shlex.join(command)}")
+    finally:
+        holder.stdin.close()
+        holder.stdout.close()
+        holder.wait()
 
 
 def rate(answer):
