@@ -127,6 +127,7 @@ def test_an_output_in_the_middle_of_the_pool(engine):
     for name, wanted in (("o1", [("o-first", 60), ("o-middle", 20)]), ("o2", [("o-middle", 20), ("o-large", 200)])):
         params = encode(e, name, wanted)
         assert pd.run(pd.add(name, wanted, params, NO_PIXELS))[0] == "LENGTH"
+        pd.step()
     assert not pd.encoded
 
 

@@ -318,7 +318,7 @@ def test_a_pool_is_kept_until_its_encoder_ends(engine, monkeypatch):
     assert kept.fd >= 0
     pd._work(*step)
     assert pd.answers["k3"][0] == "LENGTH"
-    until(lambda: kept.fd == -1, "it is closed")
+    until(lambda: pd.step() or kept.fd == -1, "it is closed")
     assert pd.run(asks("k4"))[0] == "LENGTH" and not pd.encoded
     pd.idle()
     e.idle()

@@ -79,6 +79,8 @@ def test_two_consumers(engine):
         pd.add("c", wanted, params, NO_PIXELS)
     assert ends("c", e, *both) == "LENGTH"
     for pd in both:
+        pd.idle()
+    for pd in both:
         nothing_left(e, pd)
         assert not pd.encoded
 

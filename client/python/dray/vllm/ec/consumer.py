@@ -174,6 +174,8 @@ class ConsumerSide(Reader):
                 self._give_up(want, identifier, e)
                 continue
             assert source is not None
+            if offered.piece or self._pool.room(shape) > self._pool.size:
+                shape = shape._replace(window=consumer_window(self._pool.size))
             if shape.window and source.hold is None:
                 source.acquire()  # a window is filled anew as long as somebody has the right
             want.missing[identifier] = want.wanted[identifier] = Wanted(
@@ -196,13 +198,12 @@ class ConsumerSide(Reader):
         for identifier, offered in offer.items.items():
             if identifier not in needed or identifier in want.missing or identifier in want.items:
                 continue
+            if offered.piece:
+                break
             try:
                 shape = self._shape(identifier, needed[identifier], offer, offered, want.request.cache_salt)
             except errors.Error:
                 break
-            if offered.piece:
-                break
-            shape = shape._replace(window=0)  # the own pool is not needed
             wanted = Wanted(shape, source, offered.offset, offered.nonce)
             item = self._open(wanted) if self._pool.find(shape) is None else None
             if item is None:
@@ -280,19 +281,18 @@ class ConsumerSide(Reader):
 
     def _shape(self, identifier: str, rows: int, offer: Offer, offered: Offered, salt: str | None) -> Shape:
         """What an offered output has to be. errors.Unsupported: this engine cannot use it."""
-        for name, value in self._model.items():
-            if offer.model.get(name) != value:
-                raise errors.Unsupported(f"the engines differ: {name} is {value!r} here, {offer.model.get(name)!r:.80} at the encoder",
-                                         fix="Start both engines with the same model and dtype.")
+        if offer.model != self._model:
+            for name, value in self._model.items():
+                if offer.model.get(name) != value:
+                    raise errors.Unsupported(f"the engines differ: {name} is {value!r} here, {offer.model.get(name)!r:.80} at the encoder",
+                                             fix="Start both engines with the same model and dtype.")
         if offered.rows != rows:
             raise errors.Unsupported(f"the request has {rows} embeddings for this item, the encoder's output has {offered.rows}",
                                      fix="Send both engines the same image with the same --mm-processor-kwargs.")
         if offered.width not in self._widths:
             raise errors.Unsupported(f"an embedding has {' or '.join(map(str, sorted(self._widths)))} numbers here, and the encoder's "
                                      f"output has rows of {offered.width}", fix="Start both engines with the same model.")
-        shape = Shape(digest(identifier, salt), rows, offered.width, rows * offered.width * self._itemsize)
-        in_pieces = offered.piece or self._pool.room(shape) > self._pool.size
-        return shape._replace(window=consumer_window(self._pool.size)) if in_pieces else shape
+        return Shape(digest(identifier, salt), rows, offered.width, rows * offered.width * self._itemsize)
 
     def finished(self, request: Request) -> dict[str, Any] | None:
         if request.mm_features and request.request_id not in self._wants and request.ec_transfer_params:
@@ -348,11 +348,12 @@ class ConsumerSide(Reader):
         self._loaded = []
 
     def _poll(self, rest: float, awaited: bool) -> None:
-        tells = bool(self._read) and self._current is None  # otherwise a request waits for its outputs before this step is scheduled
+        tells = bool(self._read or self._has_copied) and self._current is None  # otherwise a request waits for its outputs before this step is scheduled
         if tells and self._rest.allowed and not self._computed:
             rest = max(rest, _DELIVERY)
         self._grants.poll(rest, awaited or tells)
         if tells:
+            self._leave_copied()
             self._tell()
 
     def _on_event(self, event: Any) -> None:

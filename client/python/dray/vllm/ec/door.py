@@ -132,8 +132,7 @@ class Doors:
 
     def find(self, door: str) -> PoolFile | None:
         """A pool that has come."""
-        with self._lock:
-            return self._pools.get(door)
+        return self._pools.get(door)
 
     def knock(self, door: str) -> None:
         """Asks for a pool, unless that was done before, or was in vain too often. It comes later, or never."""

@@ -19,6 +19,7 @@ from ... import errors
 from ...client import Client
 from ...events import Disconnected, Reconnected
 from ...handles import Region
+from ..protocol import DELIVERED
 from ..rest import Rest
 from ..stats import Stats
 from .line import Line
@@ -121,6 +122,7 @@ class Reader(ABC):
         self._loads: list[Loading] = []
         self._to_copy: dict[str, Item] = {}  # by the workers, in the step that is being scheduled
         self._copying: deque[tuple[int, list[Item]]] = deque()  # by the workers, by step
+        self._copied = -1  # the last step whose outputs the workers have copied
         self._step = 0
         self._unavailable: set[str] = set()
         self._computed: set[str] = set()  # requests that were scheduled in the last step
@@ -254,6 +256,8 @@ class Reader(ABC):
         """The end of a request, however it came."""
         want = self._wants.pop(request.request_id, None)
         self._computed.discard(request.request_id)
+        if request.status.name not in DELIVERED:
+            self._leave_copied()  # no token is about to be delivered
         if want is not None:
             self._drop(want)
             self._active.pop(request.request_id, None)
@@ -351,6 +355,7 @@ class Reader(ABC):
             return
         if self._pool.taken(shapes):
             return  # until the other one has moved, and those that come later pass this request
+        self._leave_copied()
         made = self._pool.enter(shapes, want, [wanted.nonce for wanted in want.missing.values()])
         if made is None:
             # What is here is not kept while the request waits for the rest, because two requests might wait for each other.
@@ -413,6 +418,7 @@ class Reader(ABC):
         rest = self._rest.seconds(output.total_num_scheduled_tokens, waiting, asks) - self._waited
         self._computed, self._waited = set(output.num_scheduled_tokens), 0.0
         self._poll(max(0.0, rest), bool(waiting))
+        self._leave_copied()
         self._go_on()
 
     def _wait(self, want: Want) -> None:
@@ -475,8 +481,16 @@ class Reader(ABC):
                               now - load.began)
 
     def take_output(self, step: int) -> None:
-        """The workers have copied what the steps up to this one use."""
-        while self._copying and self._copying[0][0] <= step:
+        """The workers have copied what the steps up to this one use. The engine is about to deliver the tokens of the step, so that the rest is done in the
+        next one."""
+        self._copied = step
+
+    @property
+    def _has_copied(self) -> bool:
+        return bool(self._copying) and self._copying[0][0] <= self._copied
+
+    def _leave_copied(self) -> None:
+        while self._has_copied:
             number, items = self._copying.popleft()
             for item in items:
                 self._pool.leave(item, number)
@@ -484,7 +498,7 @@ class Reader(ABC):
     @property
     def busy(self) -> bool:
         """True while the engine has to go on stepping, although no request needs it."""
-        return bool(self._loads) or self._asks()
+        return bool(self._loads) or self._has_copied or self._asks()
 
     @property
     def idle(self) -> bool:
