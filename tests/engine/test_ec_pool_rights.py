@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 from dray import errors
 from dray.vllm.ec import pool_rights
+from dray.vllm.ec.load import Load
 from dray.vllm.ec.pool_rights import PoolExports, PoolRemotes
 from ec_bare import NO_PIXELS, encode, images, making
 from ec_world import Pending
@@ -113,7 +114,7 @@ def test_a_pool_that_is_lost_is_not_needed(engine):
     e = engine("e", "ec_producer")
     pd, early = consumer(engine, "pd")
     meet(e, pd, early, "h")
-    for token in [token for _, token in e.side._exports._tokens.values()]:
+    for token in list(e.side._exports._tokens.values()):
         e.side._region.revoke(token)
     wanted = images(2, 5)
     params = encode(e, "i", wanted)
@@ -121,6 +122,74 @@ def test_a_pool_that_is_lost_is_not_needed(engine):
     assert not early[-1] and not pd.encoded
     pd.idle()
     e.idle()
+
+
+def test_a_request_that_waits_for_room_keeps_its_right(engine, monkeypatch):
+    e = engine("e", "ec_producer", lease=1)
+    pd, early = consumer(engine, "pd")
+    meet(e, pd, early, "p")
+    wanted = images(2, 7)
+    params = encode(e, "q", wanted)
+    with monkeypatch.context() as patch:
+        patch.setattr(pd.side._pool, "enter", lambda *how: None)
+        pd.add("q", wanted, params, NO_PIXELS)
+        pd.step()
+        source, = pd.side._wants["q"].sources
+        assert source.pool is not None, "it could be loaded at once"
+        until(lambda: pd.step() or source.hold is not None and source.hold._renewal is not None, "the right is renewed")
+    assert pd.run("q")[0] == "LENGTH" and not pd.encoded and not early[-1]
+    pd.idle()
+    e.idle()
+
+
+def test_a_load_at_once_that_takes_long_keeps_its_right(engine, monkeypatch):
+    e = engine("e", "ec_producer", lease=600)
+    pd, early = consumer(engine, "pd")
+    meet(e, pd, early, "r")
+    wanted = images(2, 8)
+    params = encode(e, "s", wanted)
+    with monkeypatch.context() as patch:
+        patch.setattr(Load, "_go_on", lambda *how: None)
+        pd.add("s", wanted, params, NO_PIXELS)
+        pd.step()
+        source, = pd.side._wants["s"].sources
+        until(lambda: pd.step() or source.hold is not None and source.hold.remote is not None, "the right")
+    assert pd.run("s")[0] == "LENGTH" and not pd.encoded and early[-1]
+    pd.idle()
+    e.idle()
+
+
+def test_a_load_at_once_that_fails_gives_its_right_back(engine, monkeypatch):
+    e = engine("e", "ec_producer", lease=600)
+    pd, early = consumer(engine, "pd")
+    meet(e, pd, early, "t")
+    wanted, read = images(2, 9), pd.side._client.read
+    params = encode(e, "u", wanted)
+
+    def refused(*what, **how):
+        read(*what, **how)
+        raise errors.Quota("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pd.side._client, "read", refused)
+        assert pd.run(pd.add("u", wanted, params))[0] == "LENGTH"
+    assert early[-1] and pd.encoded == [name for name, _ in wanted]
+    pd.idle()
+    e.idle()
+
+
+def test_an_encoder_hears_of_consumers_that_read(engine, monkeypatch):
+    e = engine("e", "ec_producer")
+    pd, early = consumer(engine, "pd")
+    meet(e, pd, early, "v")
+    heard = dict(e.side._exports._heard)
+    load(e, pd, "w", images(1, 10))
+    assert e.side._exports._heard == heard, "it was heard of just now"
+    monkeypatch.setattr(pool_rights, "_AGAIN", 0)
+    load(e, pd, "x", images(1, 11))
+    assert early[-1]
+    until(lambda: e.step() or e.side._exports._heard != heard, "the encoder hears of the consumer")
+    assert list(e.side._exports._heard) == list(heard)
 
 
 def test_an_encoder_with_another_session_is_met_again(engine, agents):
@@ -162,9 +231,11 @@ def test_exports_are_bounded(monkeypatch):
     for name, pending in region.exported:
         pending.end(f"token of {name.decode().strip()}")
     assert list(exports.offered) == [name.hex() for name in names[:16]]
+    now[0] = 59.0
+    exports.introduced(names[0])
     now[0] = 61.0
     exports.introduced(names[16])
-    assert region.revoked == ["token of 0"] and names[0].hex() not in exports.offered
+    assert region.revoked == ["token of 1"] and names[0].hex() in exports.offered and names[1].hex() not in exports.offered
     region.exported[-1][1].end(None, errors.Quota("no room"))
     assert len(exports.offered) == 15
     exports.introduced(names[17])

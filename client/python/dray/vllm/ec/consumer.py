@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ConsumerSide"]
 
+_SOON = 0.5  # seconds after which a request that still waits for its outputs keeps their places by the right
 _NO_EXPORT = errors.Revoked, errors.NotFound, errors.Cancelled  # of a transfer, when an export has ended
 _DELIVERY = 0.001  # seconds that the engine gets to deliver the tokens of a request, before its encoder is told that its outputs were read
 
@@ -42,9 +43,10 @@ _DELIVERY = 0.001  # seconds that the engine gets to deliver the tokens of a req
 class _Source:
     """An offer of a request. used: its right belongs to a load now, or was released, or is not needed, because its outputs are
     read in place. hold: the right; None: it was not asked for. pool: of the encoder, from which outputs can be loaded without the right;
-    early: they are. error: why the right cannot be asked for. reading: outputs that are read in place. shapes: of all of them, which were opened in `seconds`."""
+    early: they are. error: why the right cannot be asked for. reading: outputs that are read in place. shapes: of all of them, which were opened in `seconds`.
+    since: when the request came."""
 
-    __slots__ = ("_side", "early", "error", "hold", "offer", "pool", "reading", "request_id", "seconds", "shapes", "used")
+    __slots__ = ("_side", "early", "error", "hold", "offer", "pool", "reading", "request_id", "seconds", "shapes", "since", "used")
 
     def __init__(self, side: ConsumerSide, offer: Offer, request_id: str, pool: Remote | None = None) -> None:
         self._side, self.offer, self.request_id, self.pool = side, offer, request_id, pool
@@ -53,6 +55,7 @@ class _Source:
         self.used, self.early, self.reading = False, False, 0
         self.shapes: list[Shape] = []
         self.seconds = 0.0
+        self.since = time.monotonic()
 
     def acquire(self) -> None:
         """Asks for the right, by which outputs are loaded then."""
@@ -87,8 +90,8 @@ class _Source:
     def keep(self, now: float) -> None:
         if self.hold is not None:
             self.hold.keep(now)
-        elif self.remote is None and self.lost is None and not self.early:
-            self.acquire()
+        elif self.lost is None and (now >= self.since + _SOON if self.remote is not None else not self.early):
+            self.acquire()  # which keeps the right from expiring
 
     def use(self) -> None:
         """A load was started. After an early one that fails, another one may be."""
@@ -323,10 +326,13 @@ class ConsumerSide(Reader):
         hold = source.hold
         if hold is not None and hold.remote is not None and self._pools.is_stranger(source.offer.exports):
             introduce(hold.remote)
+        elif hold is None and source.remote is not None and self._pools.is_silent(source.offer.exports, now):
+            introduce(source.remote)
         super()._end(load, now)
         source.early = False
         if hold is None and error is not None and not isinstance(error, _NO_EXPORT):
             source.used = True  # the right is of no more use
+            self._read.append(source)
         elif hold is None and not all(item.ready for item in load.items):
             source.pool = None  # the right may be good
 
