@@ -3,6 +3,7 @@
 
 import contextlib
 import ctypes
+import functools
 import hashlib
 import json
 import os
@@ -281,14 +282,25 @@ class Fake:
 
 # --- Mooncake -------------------------------------------------------------------------------------
 
+@functools.cache
+def made(version):
+    """How scripts/mooncake-env ends. version: DRAY_MOONCAKE_VERSION, which it reads itself."""
+    how = [] if "DRAY_LONG" in os.environ else ["--made"]
+    return subprocess.run([ROOT / "scripts/mooncake-env", *how], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+
+
 def mooncake_python():
     """The interpreter of an environment with Mooncake. `make check` downloads none, so it skips the test if there is none yet."""
-    how = [] if "DRAY_LONG" in os.environ else ["--made"]
-    made = subprocess.run([ROOT / "scripts/mooncake-env", *how], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
-    if made.returncode == 3:
-        pytest.skip("Mooncake is not in this machine's package registry" if not how else
+    done = made(os.environ.get("DRAY_MOONCAKE_VERSION"))
+    if done.returncode == 3:
+        pytest.skip("Mooncake is not in this machine's package registry" if "DRAY_LONG" in os.environ else
                     "Mooncake is not installed: scripts/mooncake-env installs it")
-    return pathlib.Path(made.stdout.strip())
+    return pathlib.Path(done.stdout.strip())
+
+
+def mooncake_environment(**more):
+    """Of a process of that interpreter, which finds the bytecode that was installed with its packages."""
+    return {k: v for k, v in {**os.environ, **more}.items() if k != "PYTHONPYCACHEPREFIX"}
 
 
 class Master:
@@ -328,7 +340,7 @@ class Engine:
     def __init__(self, agent, size, name=LOOPBACK, metadata="P2PHANDSHAKE", how=(), **env):
         command = [mooncake_python(), ROOT / "tests/mooncake/wire_initiator.py", name, str(size), metadata, *how]
         self.process = subprocess.Popen(
-            agent.host.command("setpriv", "--pdeathsig=KILL", *command), text=True, env={**os.environ, **env},
+            agent.host.command("setpriv", "--pdeathsig=KILL", *command), text=True, env=mooncake_environment(**env),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         assert self.hear() == "ready"
         port, self.base = self("where")
@@ -375,5 +387,5 @@ def connections(agent, n):
 
 
 __all__ = ["DEVICE", "LIMIT", "METADATA", "MIB", "NOTIFY", "OK", "PROBE", "READ", "REFUSED", "V2", "WRITE", "Engine", "Fake", "Initiator", "Local", "Owner", "ask",
-           "connections", "counter", "data", "digest", "ended", "exactly", "frame", "head", "mooncake_python", "parse_segment", "read", "segment",
+           "connections", "counter", "data", "digest", "ended", "exactly", "frame", "head", "mooncake_environment", "mooncake_python", "parse_segment", "read", "segment",
            "settings", "socket", "status", "until", "write"]

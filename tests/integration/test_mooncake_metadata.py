@@ -133,7 +133,7 @@ def real(host, kind):
     else:
         program = mooncake_python().parent / "mooncake_http_metadata_server"
         process = subprocess.Popen(host.command("setpriv", "--pdeathsig=KILL", program, f"--port={port}", f"--host={LOOPBACK}"),
-                                   stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                                   env=rig.mooncake_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
         def end():
             process.kill()

@@ -53,8 +53,12 @@ def target(rdma_lab):
                                                "mooncake.probe_interval": "1s"})
 
 
-def engine_of(t, size):
-    return Initiator(t.agent, size, t.rail.address[0], ("rdma", t.rail.device[0]), MC_GID_INDEX="1")
+def engine_of(t, size, **env):
+    return Initiator(t.agent, size, t.rail.address[0], ("rdma", t.rail.device[0]), MC_GID_INDEX="1", **env)
+
+
+# For transfers that must fail: Mooncake tries each nine times by default, and its threads do not sleep meanwhile.
+FEW_TRIES = {"MC_RETRY_CNT": "1"}
 
 
 def packets(t):
@@ -189,7 +193,7 @@ def test_mooncake_metadata(target):
 def test_mooncake_access(target):
     """A buffer that was exported for reading is not written, a range that was not exported is reached by no key, and the engine goes on afterwards."""
     t = target()
-    with Owner(t.agent, MIB, noise(MIB), access="r") as owner, Owner(t.agent, MIB, bytes(MIB)) as other, engine_of(t, MIB) as engine:
+    with Owner(t.agent, MIB, noise(MIB), access="r") as owner, Owner(t.agent, MIB, bytes(MIB)) as other, engine_of(t, MIB, **FEW_TRIES) as engine:
         before = digest(owner)
         engine("repeat", 0, 0x55, MIB)
         assert engine("write_one", engine.target, owner.address, 0, 4096) != 0
@@ -246,7 +250,7 @@ def test_mooncake_owner_gone(target, how):
     fails, and the engine reaches another buffer."""
     t = target()
     size = 64 * MIB
-    with Owner(t.agent, size, bytes(size)) as owner, Owner(t.agent, MIB, bytes(MIB)) as other, engine_of(t, size) as engine:
+    with Owner(t.agent, size, bytes(size)) as owner, Owner(t.agent, MIB, bytes(MIB)) as other, engine_of(t, size, **FEW_TRIES) as engine:
         engine("repeat", 0, 0x77, size)
         t.rail.netem("rate", "100mbit")  # some seconds
         engine.tell("write", engine.target, owner.address, [(0, 0, size)])
