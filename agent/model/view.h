@@ -53,6 +53,7 @@ struct region_view {
 	uint8_t gpu;        /* REGION_GPU: index of the device */
 	bool fault_guarded; /* a missing page raises SIGBUS or EFAULT and is not allocated */
 	bool nodes_known;
+	bool cold; /* much larger than any cache, and used at random: its bytes are probably in none */
 	uint32_t n_extents;
 	uint32_t n_parts;
 	/*

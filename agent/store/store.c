@@ -53,6 +53,7 @@ int store_new(struct store **ret, const struct store_config *cfg, struct dray_er
 	*s->region = (struct region_view){
 		.o = { .kind = OBJECT_REGION, .length = s->reserved, .access = DMSG_ACCESS_ALL },
 		.memory = REGION_HOST,
+		.cold = true,
 		.n_extents = 1,
 	};
 	s->region->extents[0] =

@@ -29,6 +29,11 @@
  * the last-level cache of any server), and it pays to wake other workers for them.
  */
 #define LARGE (8u << 20)
+/*
+ * Transfers with cold memory bypass them from this size on: otherwise each cache line is read from memory before it is written. A client
+ * that reads the same range on a processor after each GET loses up to a tenth by it, all others gain a third to a half.
+ */
+#define LARGE_COLD (256u << 10)
 /* Pieces that are copied under one guard. */
 #define PIECES 128
 
@@ -113,13 +118,18 @@ static const void *copy_all(struct local_walk *walk, bool stream)
 	return NULL;
 }
 
+static bool bypasses_caches(const struct xfer *x)
+{
+	return x->bytes >= (object_region(x->target)->cold ? LARGE_COLD : LARGE);
+}
+
 static void copy_alone(struct core *c, struct slice *s)
 {
 	struct local_walk walk;
 	const void *address;
 
 	local_walk_slice(&walk, s);
-	address = copy_all(&walk, s->xfer->bytes >= LARGE);
+	address = copy_all(&walk, bypasses_caches(s->xfer));
 	if (address)
 		fail(c, s, address);
 	else
