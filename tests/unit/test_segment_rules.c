@@ -30,6 +30,7 @@ static int refused(const struct dray_config *cfg, struct dray_err *reterr)
 	full.data.tenant = tenant;
 	full.store.directory = none;
 	full.store.directory_prefix = prefix;
+	full.store.put_at = none;
 	for (int key = 0; key < DRAY_CONFIG_KEY_N; key++)
 		if (config_check_forms(&full, (enum dray_config_key_id)key, reterr) < 0)
 			return key;
