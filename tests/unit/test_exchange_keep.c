@@ -780,6 +780,25 @@ static void test_preferred(void **state)
 	ended_at(DMSG_STORE_STATUS_OK);
 }
 
+/* An agent that was late for a lookup is asked to keep objects, though no lookup has tested it since. */
+static void test_late_for_a_lookup(void **state)
+{
+	struct exchange_store v[EXCHANGE_STORES_MAX];
+
+	rig.cfg.store.put_at = second;
+	lender_judge(&rig.x->lenders[1], dray_now().ns, false, DRAY_E_TIMEOUT);
+	exchange_stores(rig.x, v);
+	assert_null(v[2].fault);
+	ask_at("", 2, 100);
+	assert_int_equal(rig.requests[0].peer, B);
+	answer(0, PMSG_STORE_KEPT_KEPT);
+	ended_at(DMSG_STORE_STATUS_OK);
+	/* a second time at once: there is a pause */
+	lender_judge(&rig.x->lenders[1], dray_now().ns, false, DRAY_E_TIMEOUT);
+	exchange_stores(rig.x, v);
+	assert_non_null(v[2].fault);
+}
+
 /* The agents that PUTs can go to, with what speaks against them. */
 static void test_stores(void **state)
 {
@@ -827,6 +846,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_next_agent, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_nonsense, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_late, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_late_for_a_lookup, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_nobody, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_clogged, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_not_tried, set_up, tear_down),

@@ -128,6 +128,8 @@ struct lender *lender_called(struct exchange *x, const char *segment);
 void lenders_direct(const struct exchange *x, struct store_direct *ret);
 /* What the answer to a lookup, or its lack, says of the agent. test: the lookup only was a test whether it is in time again. */
 void lender_judge(struct lender *d, int64_t sent_ns, bool test, uint32_t code);
+/* It was late, and is not asked to keep objects for a while. */
+bool lender_is_late(const struct lender *d);
 
 /* lend.c. 0 or -ENOMEM. */
 int lend_init(struct exchange *x);

@@ -144,6 +144,13 @@ void lender_judge(struct lender *d, int64_t sent_ns, bool test, uint32_t code)
 	d->pause_ns = dray_min(d->pause_ns, PAUSE_MAX_NS);
 }
 
+bool lender_is_late(const struct lender *d)
+{
+	int64_t now = dray_now().ns;
+
+	return now < d->keep_ns || (d->away && now < d->next_ns);
+}
+
 void lenders_direct(const struct exchange *x, struct store_direct *ret)
 {
 	ret->n = 0;

@@ -116,7 +116,7 @@ static const char *fault_of(const struct exchange *x, const struct lender *d)
 {
 	if (!x->deps.cfg->store.lend)
 		return "this agent lends nothing: set store.lend";
-	if (d->away || dray_now().ns < d->keep_ns)
+	if (lender_is_late(d))
 		return reason(DMSG_STORE_STATUS_UNREACHABLE);
 	return peers_at(x->deps.peers, d->at, PMSG_FEATURE_STORE | PMSG_FEATURE_KEEP) ?
 		       NULL :

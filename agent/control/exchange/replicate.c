@@ -91,7 +91,7 @@ static void key_failed(const struct placing *p, struct store_asked *k, dray_hand
 /* An agent that was late delays copies, and objects that may stay here, no second time. One that a client names is asked nevertheless. */
 static bool is_late(const struct placing *p, const struct lender *d)
 {
-	return (!p->ask->at || !*p->ask->at) && (d->away || dray_now().ns < d->keep_ns);
+	return (!p->ask->at || !*p->ask->at) && lender_is_late(d);
 }
 
 /* Marks the agents that may be asked. Agents that the directory alone names come and go, and are not. */
