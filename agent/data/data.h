@@ -44,6 +44,9 @@ bool pool_stop(struct worker_pool *p);
 /* Publishes the view to every worker. It must live until `done` of its drop has run. */
 void pool_publish(struct worker_pool *p, const struct object_view *view);
 
+/* All memory of the region is open, whose view was published before. */
+void pool_opened(struct worker_pool *p, dray_handle region);
+
 /* Replaces the keys of the object; NULL: it has none. The caller keeps its reference. */
 void pool_keys(struct worker_pool *p, enum object_kind kind, dray_handle handle,
 	       struct rail_keys *keys);

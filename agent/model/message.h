@@ -144,6 +144,7 @@ enum command_type {
 	COMMAND_SEND,          /* packet consumed, also if the session has ended */
 	COMMAND_RING_OPEN,     /* ring borrowed until the session has ended */
 	COMMAND_PUBLISH,       /* view borrowed until EVENT_DROPPED */
+	COMMAND_OPENED,        /* all memory of the region `handle` is open */
 	COMMAND_KEYS,          /* new keys of an object (one reference, or NULL) */
 	COMMAND_DROP, /* answered by EVENT_DROPPED, unless it only makes a pending drop stricter */
 	COMMAND_PEER_UP,      /* link borrowed until COMMAND_PEER_DOWN is answered */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Immutable views of regions, remotes and grants. The control thread makes them, publishes them to every worker, and frees
- * them when every worker has dropped them; so workers read them without locks.
+ * them when every worker has dropped them; so workers read them without locks. Only the addresses of GPU memory may come later, each
+ * before the word of its part.
  */
 #pragma once
 

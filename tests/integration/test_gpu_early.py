@@ -227,6 +227,49 @@ def test_ends_while_it_opens(gpu_agent, how):  # noqa: F811
         client.close()
 
 
+def test_device_is_lost_while_an_allocation_opens(gpu_agent):  # noqa: F811
+    """The region is lost at once, although the driver still opens one of its allocations."""
+    agent, gpus = gpu_agent()
+    with agent.wire(**EARLY) as client, GpuMemory(MIB) as a, GpuMemory(MIB) as b:
+        target, remote = host(client, 2 * MIB)
+        with gpus.held("hold_import", after=1):
+            region = two(client, a, b)
+            client.write(region, remote, [(0, 0, MIB)]).result(LIMIT)
+            waiting = client.write(region, remote, [(MIB, 0, 1)])
+            export = region.export(wait=False)
+            gpus.lose(0)
+            expect("gpu_lost", client.write(region, remote, [(0, 0, MIB)]).result, LIMIT)
+            assert lost(client, region).code == s.E_GPU_LOST
+            expect("gpu_lost", waiting.result, LIMIT)
+            expect("not_found", export.result, LIMIT)
+            removal = region.remove(wait=False)
+            client.region(dray.Memory(4096)).remove()
+            assert not removal.ended
+        removal.result(LIMIT)
+        gpus.idle()
+        gpus.lose(0, lost=False)
+        add_vmm(client, a).remove()
+
+
+def test_session_ends_while_a_lost_region_is_used(gpu_agent):  # noqa: F811
+    """The end of the owner ends another member's transfer at once, which the loss of the region has left to its copy."""
+    agent, gpus = gpu_agent()
+    with agent.wire(group="g") as member, GpuMemory(MIB) as a:
+        target, remote = host(member, MIB)
+        owner = agent.wire(group="g", **EARLY)
+        with gpus.held():
+            with gpus.held("hold_import", after=1):
+                region = add(owner, [("cuda_ipc", 0, 0, MIB), ("cuda_ipc", 1, 0, MIB)], handles=a.ipc + bytes(64), device=uuid(0))
+                transfer = member.write(region, remote, [(0, 0, MIB)])
+                until(lambda: gpus.status.held, "a copy under way")
+            lost(owner, region)
+            assert not transfer.ended
+            owner.close(timeout=0.2)
+            expect("gpu_handle", transfer.result, LIMIT)
+            assert gpus.status.imports == 1
+        gpus.idle()
+
+
 def test_group_members_wait(gpu_agent):  # noqa: F811
     """Another session of the group exports the region: its request waits, too, and a session that ends meanwhile is no matter."""
     agent, gpus = gpu_agent()

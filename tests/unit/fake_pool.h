@@ -31,6 +31,10 @@ void pool_publish(struct worker_pool *p, const struct object_view *view)
 	fake_published[view->kind]++;
 }
 
+void pool_opened(struct worker_pool *p, dray_handle region)
+{
+}
+
 void pool_drop(struct worker_pool *p, enum object_kind kind, dray_handle handle, uint32_t code,
 	       bool urgent, void (*done)(void *arg), void *arg)
 {

@@ -80,6 +80,13 @@ void gpu_rig_init_watched(struct gpu_rig *g, uint32_t pieces)
 	rig_make(g, pieces, GPU_LANE_N);
 }
 
+void gpu_rig_device(struct gpu_rig *g, unsigned device, bool up)
+{
+	message(g, up ? GPU_UP : GPU_DOWN, device, up ? &g->queues[device] : NULL);
+	while (!up && !gpu_rig_told(g, GPU_GONE, device))
+		gpu_rig_turn(g);
+}
+
 void gpu_rig_stage(struct gpu_rig *g, uint64_t bytes)
 {
 	struct dray_err err = DRAY_ERR_NULL;
@@ -125,9 +132,7 @@ void gpu_rig_deinit(struct gpu_rig *g)
 	struct fake_gpu_status *status = fake_gpu_status();
 
 	for (unsigned i = 0; i < GPU_RIG_DEVICES; i++) {
-		message(g, GPU_DOWN, i, NULL);
-		while (!gpu_rig_told(g, GPU_GONE, i))
-			gpu_rig_turn(g);
+		gpu_rig_device(g, i, false);
 		if (!g->blocks[i])
 			continue;
 		assert_true(gpu_rig_told(g, GPU_COPY_MEMORY_BACK, i));

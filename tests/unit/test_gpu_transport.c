@@ -638,6 +638,41 @@ static void the_other_device_is_lost(void **state)
 	free(ops);
 }
 
+/* The memory is seen to be open before the command that tells of its device, so no transport reaches it yet. */
+static void open_before_its_device(void **state)
+{
+	enum { WAIT, REFUSE, CASES };
+	const uint64_t op[][3] = { { 0, 0, 4096 } };
+	uint32_t open[2] = { 1, 0 };
+
+	for (unsigned i = 0; i < CASES; i++) {
+		struct rig_region *to, *from;
+		struct object *o;
+		struct gpu_rig g;
+
+		gpu_rig_init(&g, PIECES);
+		gpu_rig_device(&g, 0, false);
+		to = gpu_rig_region(&g, 0, MIB, 1);
+		from = gpu_rig_region(&g, 0, MIB, 1);
+		to->view->n_parts = 1;
+		to->view->open = open;
+		o = object_find(&g.rig.core, OBJECT_REGION, to->view->o.handle);
+		o->open = false;
+		gpu_rig_submit(&g, 0, false, 1, 2, op, 1);
+		for (unsigned k = 0; k < 3; k++)
+			gpu_rig_turn(&g);
+		assert_int_equal(g.rig.n_ended, 0);
+		if (i == WAIT)
+			gpu_rig_device(&g, 0, true);
+		else
+			object_set_open(&g.rig.core, to->view->o.handle);
+		gpu_rig_until(&g, 1);
+		assert_int_equal(g.rig.ended[0].code, i == WAIT ? 0 : DRAY_E_UNSUPPORTED);
+		assert_true(i == REFUSE || !memcmp(rig_at(to, 0), rig_at(from, 0), 4096));
+		gpu_rig_deinit(&g);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -658,6 +693,7 @@ int main(void)
 		cmocka_unit_test(ways_beside_a_busy_device),
 		cmocka_unit_test(the_load_changes),
 		cmocka_unit_test(the_other_device_is_lost),
+		cmocka_unit_test(open_before_its_device),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -331,6 +331,14 @@ int gpu_open(struct gpus *g, const char *device, const struct gpu_part *parts, u
 	return dray_min(ret, 0);
 }
 
+bool gpu_opens_on(const struct gpus *g, const void *arg, unsigned device)
+{
+	dray_list_for_each(&g->memories, m, const struct gpu_memory, link)
+		if (m->arg == arg && m->state <= MEMORY_OPENING)
+			return m->device && m->device->index == device;
+	return false;
+}
+
 void gpu_open_cancel(struct gpus *g, void *arg, void (*cancelled)(void *arg))
 {
 	dray_list_for_each(&g->memories, m, struct gpu_memory, link) {

@@ -75,10 +75,13 @@ struct regions *regions_free(struct regions *r)
 
 	if (!r)
 		return NULL;
-	/* the thread of a client that holds a file up uses them */
+	/* the thread of a client that holds a file up uses them, or one that waits for a driver */
 	for (uint32_t at = 0; (region = dray_handles_next(&r->regions, &at, NULL));)
 		if (region->mapping) {
 			log_warning("region", "a client's file is still being mapped, ignoring");
+			return NULL;
+		} else if (region->early && region->opening) {
+			log_warning("region", "GPU memory is still being opened, ignoring");
 			return NULL;
 		}
 	for (uint32_t at = 0; (g = dray_handles_next(&r->grants, &at, NULL));)
@@ -172,6 +175,8 @@ static void handle_opened(void *arg, struct gpu_memory *memory, const struct gpu
 		return;
 	if (!err) {
 		extents_opened(&region->extents, parts);
+		if (region->early)
+			pool_opened(region->regions->deps.pool, region->handle);
 		region_begin(region);
 	} else if (region->early) {
 		region_end(region, (uint32_t)err->code, err->code == DRAY_E_GPU_LOST);
@@ -600,12 +605,20 @@ void regions_gpu_lost(struct regions *r, unsigned device)
 	struct region *region;
 
 	for (uint32_t at = 0; (region = dray_handles_next(&r->regions, &at, NULL));) {
-		if (!region->gpu_memory || region_view_of(region)->gpu != device)
+		bool opens = region->early && region->opening &&
+			     gpu_opens_on(r->deps.gpus, region, device);
+
+		if (!opens && (!region->gpu_memory || region_view_of(region)->gpu != device))
 			continue;
-		if (region->ending)
+		if (region->ending) {
 			make_urgent(region, DRAY_E_GPU_LOST);
-		else
-			region_end(region, DRAY_E_GPU_LOST, true);
+			continue;
+		}
+		region_end(region, DRAY_E_GPU_LOST, true);
+		if (opens)
+			region->added(region->added_arg,
+				      &(struct dray_err){ .code = DRAY_E_GPU_LOST,
+							  .msg = "the GPU is lost" });
 	}
 }
 
@@ -630,7 +643,10 @@ int region_remove(struct regions *r, dray_handle handle, dray_handle session, bo
 		region->barriers++;
 		pool_drop(r->deps.pool, OBJECT_REGION, handle, DRAY_E_CANCELLED, false,
 			  handle_barrier, region);
-	} else if (!region->ending) {
+	} else if (region->ending) {
+		if (urgent)
+			make_urgent(region, DRAY_E_SESSION_CLOSED);
+	} else {
 		region_end(region,
 			   region->faulted ? DRAY_E_REGION_FAULT :
 			   urgent          ? DRAY_E_SESSION_CLOSED :
@@ -673,6 +689,12 @@ static const char *state_name(const struct region *region)
 	return region->opening ? "opening" : "live";
 }
 
+/* Its device is known: the first part is open. */
+static bool is_on_gpu(const struct region_view *v)
+{
+	return v->memory == REGION_GPU && __atomic_load_n(&v->open[0], __ATOMIC_ACQUIRE);
+}
+
 void regions_each(struct regions *r, void (*fn)(void *arg, const struct dray_dbus_region *region),
 		  void *arg)
 {
@@ -684,20 +706,19 @@ void regions_each(struct regions *r, void (*fn)(void *arg, const struct dray_dbu
 	for (uint32_t at = 0; (region = dray_handles_next(&r->regions, &at, NULL));) {
 		const struct region_view *v = region_view_of(region);
 
-		fn(arg,
-		   &(struct dray_dbus_region){
-			   .region = region->handle,
-			   .session = v->o.session,
-			   .name = region->name,
-			   .kind = dmsg_kind_name(region->kind),
-			   .state = state_name(region),
-			   .access = access[v->o.access & DMSG_ACCESS_ALL],
-			   .extents = region->n_extents,
-			   .tokens = region->n_tokens,
-			   .grants = region->serving,
-			   .length = v->o.length,
-			   .device = v->memory == REGION_GPU ? gpus_uuid(r->deps.gpus, v->gpu) : "",
-		   });
+		fn(arg, &(struct dray_dbus_region){
+				.region = region->handle,
+				.session = v->o.session,
+				.name = region->name,
+				.kind = dmsg_kind_name(region->kind),
+				.state = state_name(region),
+				.access = access[v->o.access & DMSG_ACCESS_ALL],
+				.extents = region->n_extents,
+				.tokens = region->n_tokens,
+				.grants = region->serving,
+				.length = v->o.length,
+				.device = is_on_gpu(v) ? gpus_uuid(r->deps.gpus, v->gpu) : "",
+			});
 	}
 }
 

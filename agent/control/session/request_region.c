@@ -75,7 +75,6 @@ static void handle_removed(void *arg)
 {
 	struct session_region *r = arg;
 	struct session *s = r->session;
-
 	bool early = r->early;
 
 	if (r->replies)

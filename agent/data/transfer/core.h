@@ -58,7 +58,8 @@ struct object {
 	uint32_t users;
 	struct dray_list xfers[XFER_ROLES]; /* the transfers among them, by role; struct xfer */
 	uint32_t drop_code;                 /* not 0: being dropped; what its users end with */
-	bool pinned;                        /* regions of host memory: GPUs reach it */
+	bool open;   /* all its memory is open, and so are the devices that it is on */
+	bool pinned; /* regions of host memory: GPUs reach it */
 	enum drop_mode drop_mode;
 	bool no_window; /* remotes: its owner does not stage it */
 	/* regions, remotes: how RDMA devices name it; NULL: they do not. One reference */

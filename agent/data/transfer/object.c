@@ -53,9 +53,19 @@ void objects_deinit(struct core *c)
 	c->objects = NULL;
 }
 
+/* All its memory is open. */
+static bool is_open(const struct object_view *view)
+{
+	const struct region_view *r = (const struct region_view *)view;
+
+	return view->kind != OBJECT_REGION || !r->open ||
+	       __atomic_load_n(&r->open[r->n_parts], __ATOMIC_ACQUIRE);
+}
+
 void object_init(struct object *o, const struct object_view *view)
 {
 	o->view = view;
+	o->open = is_open(view);
 	o->handle = view->handle;
 	for (unsigned role = 0; role < XFER_ROLES; role++)
 		dray_list_init(&o->xfers[role]);
@@ -78,6 +88,14 @@ struct object *object_find(struct core *c, enum object_kind kind, dray_handle ha
 	while (o && o->handle != handle)
 		o = o->next;
 	return o;
+}
+
+void object_set_open(struct core *c, dray_handle region)
+{
+	struct object *o = object_find(c, OBJECT_REGION, region);
+
+	if (o)
+		o->open = true;
 }
 
 void object_set_keys(struct core *c, enum object_kind kind, dray_handle handle,

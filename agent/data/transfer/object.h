@@ -13,6 +13,9 @@ void object_init(struct object *o, const struct object_view *view);
 /* Publishes a view (borrowed until object_dropped). */
 void object_publish(struct core *c, const struct object_view *view);
 
+/* All memory of the region is open. */
+void object_set_open(struct core *c, dray_handle region);
+
 /* Sets the object's keys (NULL: none). The reference is consumed, also if the object is unknown. */
 void object_set_keys(struct core *c, enum object_kind kind, dray_handle handle,
 		     struct rail_keys *keys);

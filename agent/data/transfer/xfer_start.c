@@ -22,6 +22,8 @@
 #define XFER_AT_ONCE_MAX 4096
 /* Operations that are read in one step; as many as a message can carry. */
 #define OPS_STEP DMSG_OPS_INLINE_MAX
+/* Extents that a transfer looks at while its region is being opened, as many as operations in one step. */
+#define OPEN_LOOKS_MAX 4096u
 
 static struct object *usable(struct core *c, struct xfer_session *s, enum object_kind kind,
 			     dray_handle h, uint16_t access, struct dray_err *reterr)
@@ -279,22 +281,25 @@ static bool is_open(const struct region_view *r, uint32_t word)
 
 /*
  * The word of the last allocation of the local region that the transfer touches and that is not open yet; they are opened in their
- * order. NULL: all are. The target is open, because an export waits for that.
+ * order. For a long list, that of all of them. NULL: all are open. The target is open, because an export waits for that.
  */
 static uint32_t *not_open(const struct xfer *x)
 {
 	const struct region_view *r = object_region(x->local);
-	uint32_t n = 0;
+	uint32_t looks = 0, n = 0;
 
-	if (!r->open || is_open(r, r->n_parts))
+	if (x->local->open || is_open(r, r->n_parts))
 		return NULL;
 	for (uint32_t i = 0; i < x->n_ops; i++) {
 		uint64_t end = x->ops[i].local + x->ops[i].length;
 		uint32_t k = region_view_find(r, x->ops[i].local);
 
-		for (; k < r->n_extents && r->extents[k].start < end; k++)
+		for (; k < r->n_extents && r->extents[k].start < end; k++) {
+			if (++looks > OPEN_LOOKS_MAX)
+				return &r->open[r->n_parts];
 			if (!is_open(r, r->extents[k].part))
 				n = dray_max(n, r->extents[k].part + 1);
+		}
 	}
 	return n ? &r->open[n - 1] : NULL;
 }
@@ -310,11 +315,11 @@ static void await_open(struct core *c, struct xfer *x, uint32_t *word)
 
 void xfer_go(struct core *c, struct xfer *x)
 {
-	uint32_t *closed = not_open(x);
+	uint32_t *word = not_open(x);
 
 	xfer_wait_over(x);
-	if (closed) {
-		await_open(c, x, closed);
+	if (word) {
+		await_open(c, x, word);
 		return;
 	}
 	for (unsigned i = 0; i < c->n_transports; i++) {
@@ -330,7 +335,11 @@ void xfer_go(struct core *c, struct xfer *x)
 			xfer_stop(c, x, DRAY_E_NO_MEMORY, "no memory for the transfer", false);
 		return;
 	}
-	refuse(c, x);
+	/* a word may be seen before the command that tells of its device */
+	if (!x->local->open)
+		await_open(c, x, object_region(x->local)->open);
+	else
+		refuse(c, x);
 }
 
 /*

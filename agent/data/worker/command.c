@@ -181,6 +181,9 @@ static void run_command(struct worker *w, struct command *cmd)
 		transports_each(c, i, publish)
 			c->transports[i]->publish(c, c->transport_state[i], cmd->view);
 		break;
+	case COMMAND_OPENED:
+		object_set_open(c, cmd->handle);
+		break;
 	case COMMAND_KEYS:
 		object_set_keys(c, cmd->kind, cmd->handle, cmd->keys);
 		break;

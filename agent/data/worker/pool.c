@@ -163,6 +163,11 @@ void pool_publish(struct worker_pool *p, const struct object_view *view)
 	post_all(p, &(struct command){ .type = COMMAND_PUBLISH, .view = view });
 }
 
+void pool_opened(struct worker_pool *p, dray_handle region)
+{
+	post_all(p, &(struct command){ .type = COMMAND_OPENED, .handle = region });
+}
+
 void pool_keys(struct worker_pool *p, enum object_kind kind, dray_handle handle,
 	       struct rail_keys *keys)
 {
