@@ -24,6 +24,9 @@
 /* In pieces, so that signals are handled in between and a retry does not start over. */
 #define POPULATE_STEP (256ULL << 20)
 
+/* Pages of one look at what is in memory. */
+#define RESIDENT_PAGES 1024u
+
 /* On the supported architectures, with 4 KiB pages. */
 #define HUGE_PAGE (2ULL << 20)
 
@@ -129,8 +132,39 @@ int dray_populate(void *p, uint64_t bytes, bool write)
 	return 0;
 }
 
-int dray_map_pages(void *p, uint64_t bytes)
+/* Fills page tables for n pages from p on, all of which were in memory a moment ago. */
+static int map_run(uint8_t *p, uint64_t bytes)
 {
 	/* by reading, although pages may be written later: a fault that reads fills the entries of its neighbours as well */
-	return madvise(p, bytes, MADV_POPULATE_READ) < 0 ? -errno : 0;
+	if (!bytes || madvise(p, bytes, MADV_POPULATE_READ) >= 0 || errno != EINVAL)
+		return 0;
+	return -EINVAL;
+}
+
+int dray_map_resident(void *p, uint64_t bytes)
+{
+	const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+	unsigned char resident[RESIDENT_PAGES];
+	uint8_t *at = p, *end = at + bytes;
+	int ret = 0;
+
+	while (at < end && ret >= 0) {
+		uint64_t n = dray_min((uint64_t)(end - at) / page, (uint64_t)RESIDENT_PAGES),
+			 run = 0;
+
+		if (mincore(at, n * page, resident) < 0)
+			return -errno;
+		for (uint64_t i = 0; i < n && ret >= 0; i++) {
+			if (resident[i] & 1) {
+				run++;
+				continue;
+			}
+			ret = map_run(at + (i - run) * page, run * page);
+			run = 0;
+		}
+		if (ret >= 0)
+			ret = map_run(at + (n - run) * page, run * page);
+		at += n * page;
+	}
+	return ret;
 }

@@ -32,7 +32,9 @@ void *dray_map_shared(int fd, uint64_t offset, uint64_t bytes, int prot);
 int dray_populate(void *p, uint64_t bytes, bool write);
 
 /*
- * Fills page tables of a mapping, in one system call, for the pages that the file has. A hole ends it with -EFAULT if the mapping is guarded
- * (lib/fault.h), and is filled otherwise. -EINVAL: before Linux 5.14. 0 or -errno.
+ * Fills page tables of a shared mapping, whole pages, for the pages that the file has in memory. Holes, pages without contents and pages
+ * in swap are left, so that nothing is allocated and no device is waited for. Huge pages of hugetlbfs are left, too. If the file is another
+ * user's who may not write it, all count as in memory; then holes end a run of pages if the mapping is guarded (lib/fault.h), and are filled
+ * otherwise. -EINVAL: before Linux 5.14. 0 or -errno.
  */
-int dray_map_pages(void *p, uint64_t bytes);
+int dray_map_resident(void *p, uint64_t bytes);

@@ -84,11 +84,58 @@ static void test_client(void **state)
 	owner_unref(o);
 }
 
+/* Work that can wait takes turns, and other jobs wait for one of it at most. */
+struct later {
+	struct owner_job job;
+	unsigned left;
+};
+
+static unsigned order[8], n_order;
+
+static void later_done(struct owner_job *j)
+{
+	struct later *l = dray_container_of(j, struct later, job);
+
+	order[n_order++] = l->left;
+	if (--l->left % 10)
+		owner_later_job(j->owner, j, run, later_done);
+}
+
+static void job_order(struct owner_job *j)
+{
+	order[n_order++] = 99;
+}
+
+static void test_later(void **state)
+{
+	struct owner *o = owner_get(rig.all, "a", 1);
+	struct later a = { .left = 12 }, b = { .left = 22 }, c = { .left = 32 };
+	struct owner_job open;
+
+	n_order = 0;
+	owner_later_job(o, &a.job, run, later_done);
+	owner_later_job(o, &b.job, run, later_done);
+	owner_later_job(o, &c.job, run, later_done);
+	owner_open_job(o, &open, run, job_order);
+	assert_true(owner_later_cancel(&c.job));
+	assert_false(owner_later_cancel(&a.job));
+	while (n_order < 5)
+		assert_true(sd_event_run(rig.event, UINT64_MAX) >= 0);
+	assert_int_equal(order[0], 12);
+	assert_int_equal(order[1], 99);
+	assert_int_equal(order[2], 22);
+	assert_int_equal(order[3], 11);
+	assert_int_equal(order[4], 21);
+	assert_int_equal(o->jobs, 0);
+	owner_unref(o);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(test_idle, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_client, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_later, setup, teardown),
 	};
 
 	return cmocka_run_group_tests_name("owner", tests, NULL, NULL);

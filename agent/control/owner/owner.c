@@ -140,6 +140,7 @@ struct owner *owner_get_idle(struct owners *all, const char *tenant, uid_t uid)
 	o->all = all;
 	memcpy(o->tenant, tenant, strlen(tenant));
 	o->uid = uid;
+	dray_list_init(&o->later);
 	account_init(&o->account, fds_max(all));
 	budget_account_init(&o->account.budget, &all->budgets, o->tenant, uid);
 	dray_list_add(&all->list, &o->link);
@@ -212,36 +213,72 @@ static void job_run(struct dray_job *j)
 	job->run(job);
 }
 
+static void later_next(struct owner *o);
+
 static void job_done(struct dray_job *j)
 {
 	struct owner_job *job = dray_container_of(j, struct owner_job, job);
 	struct owner *o = job->owner;
 
 	o->jobs--;
+	if (o->later_now == job)
+		o->later_now = NULL;
 	job->done(job);
+	later_next(o);
 	owner_unref(o);
 }
 
-static void add(struct dray_jobs *thread, struct owner *o, struct owner_job *j,
-		void (*run)(struct owner_job *j), void (*done)(struct owner_job *j))
+static void later_next(struct owner *o)
+{
+	struct dray_job *j;
+
+	if (o->later_now || !(j = dray_list_pop(&o->later, struct dray_job, link)))
+		return;
+	o->later_now = dray_container_of(j, struct owner_job, job);
+	dray_jobs_add(o->opener, j, job_run, job_done);
+}
+
+static void prepare(struct owner *o, struct owner_job *j, void (*run)(struct owner_job *j),
+		    void (*done)(struct owner_job *j))
 {
 	j->owner = owner_ref(o);
 	o->jobs++;
 	j->run = run;
 	j->done = done;
-	dray_jobs_add(thread, &j->job, job_run, job_done);
 }
 
 void owner_open_job(struct owner *o, struct owner_job *j, void (*run)(struct owner_job *j),
 		    void (*done)(struct owner_job *j))
 {
-	add(o->opener, o, j, run, done);
+	prepare(o, j, run, done);
+	dray_jobs_add(o->opener, &j->job, job_run, job_done);
 }
 
 void owner_close_job(struct owner *o, struct owner_job *j, void (*run)(struct owner_job *j),
 		     void (*done)(struct owner_job *j))
 {
-	add(o->closer, o, j, run, done);
+	prepare(o, j, run, done);
+	dray_jobs_add(o->closer, &j->job, job_run, job_done);
+}
+
+void owner_later_job(struct owner *o, struct owner_job *j, void (*run)(struct owner_job *j),
+		     void (*done)(struct owner_job *j))
+{
+	prepare(o, j, run, done);
+	dray_list_add(&o->later, &j->job.link);
+	later_next(o);
+}
+
+bool owner_later_cancel(struct owner_job *j)
+{
+	struct owner *o = j->owner;
+
+	if (o->later_now == j)
+		return false;
+	dray_list_del(&j->job.link);
+	o->jobs--;
+	owner_unref(o);
+	return true;
 }
 
 /* --- descriptors --- */

@@ -50,6 +50,9 @@ struct owner {
 	uint32_t pending_clients;     /* connections before their HELLO */
 	struct owner_account account; /* shared with the workers, and with threads of the owner */
 	struct dray_jobs *opener, *closer; /* NULL: it had no client since its first reference */
+	struct dray_list
+		later; /* jobs that wait for `later_now`, which the opener has; NULL: it has none */
+	struct owner_job *later_now;
 	struct dray_log_limit log;
 	uint64_t lines_dropped; /* since its first session */
 };
@@ -122,6 +125,15 @@ void owner_open_job(struct owner *o, struct owner_job *j, void (*run)(struct own
 		    void (*done)(struct owner_job *j));
 void owner_close_job(struct owner *o, struct owner_job *j, void (*run)(struct owner_job *j),
 		     void (*done)(struct owner_job *j));
+
+/*
+ * The same as owner_open_job() for a step of work that can wait. The owner's jobs of this kind take turns, and its other jobs wait for
+ * one of them at most.
+ */
+void owner_later_job(struct owner *o, struct owner_job *j, void (*run)(struct owner_job *j),
+		     void (*done)(struct owner_job *j));
+/* Takes it back. False: it may have begun, and will be delivered. */
+bool owner_later_cancel(struct owner_job *j);
 
 /* Each resource of each owner that has clients, or still uses something. Without hints, which it does not count. */
 void owners_each_quota(struct owners *all,

@@ -92,6 +92,7 @@ int extents_init(struct extents *e, struct piece *v, const struct dmsg_region_ad
 
 void extents_release(struct extents *e)
 {
+	fill_cancel(e->fill);
 	for (uint32_t i = 0; i < e->n_maps; i++)
 		mapping_unref(e->maps[i]);
 	e->n_maps = 0;

@@ -50,15 +50,15 @@ struct mapping {
 	struct mappings *mappings;
 	struct mapping_key key;
 	struct owner *owner; /* which pays for it, and whose thread unmaps it */
-	struct owner_job unmap, fill;
+	struct owner_job unmap;
 	uint32_t refs;
 	uint8_t *base;
 	uint64_t bytes;
 	bool guarded; /* by fault_guard_memory() */
 	int fd;       /* a duplicate */
-	/* of the control thread: bytes whose page tables are filled, whether `fill` is queued, and whether the last reference is gone */
-	uint64_t filled;
-	bool filling, unused;
+	/* of the control thread: fills that use it, and whether the last reference is gone; it stays mapped for these fills */
+	uint32_t fills;
+	bool unused;
 };
 
 void mappings_init(struct mappings *ms);
@@ -75,11 +75,8 @@ int mapping_get(struct mappings *ms, struct owner *o, const struct mapping_key *
 int mapping_reserve(struct mappings *ms, struct owner *o, int fd, uint64_t bytes,
 		    struct mapping **ret, struct dray_err *reterr);
 
-/*
- * Control thread. Fills the page tables of a guarded mapping on a thread of its owner, in steps between which other jobs run: else the first
- * transfer to each page takes a fault, which costs more than to receive the page. Nothing waits for it, and a hole ends it.
- */
-void mapping_fill(struct mapping *m);
+/* Control thread. A fill that it counts has ended. */
+void mapping_filled(struct mapping *m);
 
 /* Control thread. A thread of its owner unmaps it after the last reference: the last close of a large memfd frees its pages. */
 void mapping_unref(struct mapping *m);
@@ -94,6 +91,7 @@ struct extents {
 	uint32_t *open;        /* memory of the view's words */
 	struct mapping **maps; /* of each descriptor, unless it is of a GPU; one reference each */
 	uint32_t n_maps;
+	struct fill *fill; /* fills their page tables; NULL: nothing does */
 };
 
 /*
@@ -129,6 +127,15 @@ int extents_read_gpu(const struct region_spec *spec, struct extents *e, struct g
 void extents_part_opened(struct extents *e, unsigned device, unsigned part, uint64_t address);
 /* All parts are open: sets their DMA-BUFs, which must outlive the view, and the word of all. */
 void extents_opened(struct extents *e, const struct gpu_part *parts);
+
+/*
+ * Control thread. Begins to fill the page tables of guarded host memory, in the background, on a thread of its owner: else the first
+ * transfer to each page takes a fault, which costs more than to receive the page. Pages that are not in memory are left (lib/memfd.h).
+ * e must stay where it is until extents_release(), which ends it.
+ */
+void extents_fill(struct extents *e);
+/* Control thread. The step that runs goes on without the extents. NULL is allowed. */
+void fill_cancel(struct fill *f);
 
 /* Releases the memory. The view stays until extents_deinit(). */
 void extents_release(struct extents *e);

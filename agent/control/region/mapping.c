@@ -13,13 +13,6 @@
 #include "lib/memfd.h"
 #include "schema/gen/errors.h"
 
-/* Bytes of one job that fills page tables: some milliseconds. */
-#define FILL_STEP (64ull << 20)
-/* Bytes of one system call: a part of a millisecond, in which no other thread can map or unmap memory. */
-#define FILL_CALL (16ull << 20)
-/* Smaller mappings have few pages, and their faults cost less than the job. */
-#define FILL_LEAST (2ull << 20)
-
 void mappings_init(struct mappings *ms)
 {
 	pthread_mutex_init(&ms->lock, NULL);
@@ -217,41 +210,6 @@ static void unmap_done(struct owner_job *j)
 	mapping_free(dray_container_of(j, struct mapping, unmap));
 }
 
-static void fill_run(struct owner_job *j)
-{
-	struct mapping *m = dray_container_of(j, struct mapping, fill);
-	uint64_t end = dray_min(m->bytes, m->filled + FILL_STEP);
-
-	while (m->filled < end) {
-		uint64_t n = dray_min(FILL_CALL, end - m->filled);
-
-		/* a hole, or a kernel without the call: pages are then mapped as they are used */
-		if (dray_map_pages(m->base + m->filled, n) < 0)
-			m->filled = m->bytes;
-		else
-			m->filled += n;
-	}
-}
-
-static void fill_done(struct owner_job *j)
-{
-	struct mapping *m = dray_container_of(j, struct mapping, fill);
-
-	m->filling = false;
-	if (m->unused)
-		owner_close_job(m->owner, &m->unmap, unmap_run, unmap_done);
-	else
-		mapping_fill(m);
-}
-
-void mapping_fill(struct mapping *m)
-{
-	if (!m->guarded || m->bytes < FILL_LEAST || m->filling || m->filled == m->bytes)
-		return;
-	m->filling = true;
-	owner_open_job(m->owner, &m->fill, fill_run, fill_done);
-}
-
 void mapping_unref(struct mapping *m)
 {
 	struct mappings *ms = m->mappings;
@@ -265,6 +223,12 @@ void mapping_unref(struct mapping *m)
 	if (!last)
 		return;
 	m->unused = true;
-	if (!m->filling)
+	if (!m->fills)
+		owner_close_job(m->owner, &m->unmap, unmap_run, unmap_done);
+}
+
+void mapping_filled(struct mapping *m)
+{
+	if (!--m->fills && m->unused)
 		owner_close_job(m->owner, &m->unmap, unmap_run, unmap_done);
 }

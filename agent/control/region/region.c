@@ -267,8 +267,8 @@ static void mapped(struct region *region, struct opening *o)
 	o->extents = (struct extents){ .view = NULL };
 	region->extents.view->o = head;
 	region->opening = o->memory != REGION_HOST;
-	for (uint32_t i = 0; !region->opening && i < region->extents.n_maps; i++)
-		mapping_fill(region->extents.maps[i]);
+	if (!region->opening)
+		extents_fill(&region->extents);
 	region_begin(region);
 	if (!region->opening)
 		region->added(region->added_arg, NULL);
