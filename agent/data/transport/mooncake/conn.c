@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A data connection. Its requests are carried out one after the other: the socket is read only up to the end of the
- * current one, so that a peer that does not read its answers is not served. Whatever is wrong with a request closes the
- * connection, and only that.
+ * A data connection. Its requests are carried out one after the other: the socket is read up to the end of the current one, and the
+ * head of the next one at most, so that a peer that does not read its answers is not served. Whatever is wrong with a request closes
+ * the connection, and only that.
  */
 #include <errno.h>
 #include <limits.h>

@@ -5,8 +5,9 @@
  *
  * Within a large payload, the mark is what is left of it, up to a limit. Between requests, it depends on the last ones: Mooncake sends
  * the head of a write and its payload by two system calls, so that the head would wake the worker, which then waits once more. After
- * many small writes in a row the mark is therefore a head and the first byte of its payload. The head of a read, which comes alone,
- * is found by a timer, and then the connection needs twice as many writes to be marked again.
+ * many small writes, each soon after the one before, the mark is therefore a head and the first byte of its payload. It costs nothing
+ * as long as such writes go on. When none comes soon, a timer ends the mark, and as many writes set it again. If the timer finds the
+ * head of a read, which comes alone and had to wait, the connection needs twice as many from then on.
  *
  * The timer is a descriptor, because it is set once for many sleeps of the worker: a timeout of each of them costs more than the
  * wake-up that is saved, where setting the processor's timer leaves a virtual machine.
@@ -24,8 +25,8 @@
 /* Small writes in a row. */
 #define WRITES_MIN 16
 #define WRITES_MAX 4096
-/* How long the head of a request may wait, at most. */
-#define ALONE_NS DRAY_NS_PER_MS
+/* Within this time the next write comes soon. It is also how long the head of a read may wait, at most. */
+#define SOON_NS DRAY_NS_PER_MS
 
 static void expired(struct loop_source *source, uint32_t events)
 {
@@ -75,37 +76,40 @@ void mooncake_mark_payload(struct mooncake_conn *c)
 
 void mooncake_mark_head(struct mooncake_conn *c)
 {
+	c->written_ns = c->m->c->now_ns;
 	if (c->writes < c->writes_needed || c->head_n || c->m->heads.fd < 0) {
 		wake_at(c, 1);
 		return;
 	}
 	wake_at(c, MOONCAKE_REQUEST_BYTES + 1);
-	c->marked_ns = c->m->c->now_ns;
 	dray_list_move(&c->m->marked, &c->marked_link);
 }
 
 void mooncake_mark_request(struct mooncake_conn *c)
 {
+	const struct mooncake_request *rq = &c->request;
+
 	dray_list_del(&c->marked_link);
-	if (!c->request.write) {
-		if (c->writes >= c->writes_needed)
-			c->writes_needed = (uint16_t)dray_min(c->writes_needed * 2, WRITES_MAX);
-		wake_at(c, 1);
-	}
-	if (c->request.write && c->request.length < WAKE_LEAST)
-		c->writes = (uint16_t)dray_min(c->writes + 1, WRITES_MAX);
-	else
+	if (!rq->write || rq->length >= WAKE_LEAST)
 		c->writes = 0;
+	else if (c->m->c->now_ns - c->written_ns >= SOON_NS)
+		c->writes = 1;
+	else
+		c->writes = (uint16_t)dray_min(c->writes + 1, WRITES_MAX);
+	if (rq->write || c->wake == 1)
+		return;
+	c->writes_needed = (uint16_t)dray_min(c->writes_needed * 2, WRITES_MAX);
+	wake_at(c, 1);
 }
 
-/* A head that is there already is received in the next turn. */
+/* Receives what is there. A complete write that waited marks it again. */
 static void unmark(struct mooncake_conn *c)
 {
 	dray_list_del(&c->marked_link);
-	wake_at(c, 1);
-	c->readable = true;
-	if (!c->parked && dray_list_empty(&c->ready_link))
-		dray_list_add(&c->m->ready, &c->ready_link);
+	if (!mooncake_conn_look(c))
+		c->writes = 0;
+	if (c->fd >= 0 && c->state == MOONCAKE_HEAD && dray_list_empty(&c->marked_link))
+		wake_at(c, 1);
 }
 
 void mooncake_marks_tick(struct mooncake *m)
@@ -116,10 +120,10 @@ void mooncake_marks_tick(struct mooncake *m)
 	if (m->heads_timed)
 		return;
 	while ((c = dray_list_first(&m->marked, struct mooncake_conn, marked_link)) &&
-	       m->c->now_ns - c->marked_ns >= ALONE_NS)
+	       m->c->now_ns - c->written_ns >= SOON_NS)
 		unmark(c);
 	if (!c)
 		return;
-	when.it_value.tv_nsec = c->marked_ns + ALONE_NS - m->c->now_ns;
+	when.it_value.tv_nsec = c->written_ns + SOON_NS - m->c->now_ns;
 	m->heads_timed = timerfd_settime(m->heads.fd, 0, &when, NULL) == 0;
 }

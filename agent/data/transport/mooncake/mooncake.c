@@ -139,9 +139,9 @@ static int64_t mooncake_tick(struct core *c, void *state)
 		mooncake_engines_tick(m);
 	}
 	mooncake_marks_tick(m);
-	/* closed connections have to be freed, and a step of one may have made others ready */
-	return dray_list_empty(&m->ready) && dray_list_empty(&m->closed) &&
-			       mooncake_engines_idle(m) ?
+	/* closed connections have to be freed, and a step of one may have made it ready, or park it */
+	return dray_list_empty(&m->ready) && dray_list_empty(&m->parked) &&
+			       dray_list_empty(&m->closed) && mooncake_engines_idle(m) ?
 		       m->timer_ns :
 		       c->now_ns;
 }

@@ -98,7 +98,7 @@ struct mooncake {
 	struct mooncake_exports exports;
 	struct dray_list conns, ready, parked, closed;
 	struct dray_list busy;     /* those that hold a grant */
-	struct dray_list marked;   /* those that a head does not wake, in the order of marked_ns */
+	struct dray_list marked;   /* those that a head does not wake, in the order of written_ns */
 	struct loop_source heads;  /* the timer that looks for heads; owned; fd -1: none */
 	bool heads_timed;          /* it is running */
 	int64_t timer_ns;          /* next time that tick() has work */
@@ -132,10 +132,10 @@ struct mooncake_conn {
 	bool closing;                   /* it closes when its status is sent */
 	uint16_t writes, writes_needed; /* small ones in a row, and how many until it is marked */
 	uint8_t waits;                  /* turns in which the buffer of the request was unknown */
-	uint8_t status_n;  /* bytes of the status that are not sent yet; the last ones */
-	uint8_t head_n;    /* bytes of the head that are there */
-	int64_t since_ns;  /* of the last payload, or since when the head is awaited */
-	int64_t marked_ns; /* since when it is on m->marked */
+	uint8_t status_n;   /* bytes of the status that are not sent yet; the last ones */
+	uint8_t head_n;     /* bytes of the head that are there */
+	int64_t since_ns;   /* of the last payload, or since when the head is awaited */
+	int64_t written_ns; /* end of the last write */
 	struct mooncake_request request;
 	uint64_t left; /* bytes of its payload */
 	struct granted held;
