@@ -5,10 +5,15 @@
  */
 #include "agent/store/internal.h"
 
-enum dmsg_store_status item_meets_forward(struct store_object *o)
+enum dmsg_store_status item_meets_forward(struct store_object *o, bool prefers)
 {
+	bool on_its_way = o->copy && o->forwards;
+
+	/* here or there, it will be */
+	if (on_its_way && o->prefers)
+		return DMSG_STORE_STATUS_EXISTS;
 	/* nobody knows yet whether the other agent takes it */
-	if (o->copy && o->forwards)
+	if (on_its_way && !prefers)
 		return DMSG_STORE_STATUS_BUSY;
 	item_own(o);
 	return DMSG_STORE_STATUS_EXISTS;
@@ -25,7 +30,7 @@ enum dmsg_store_status store_forward_begin(struct store_object *o, struct store_
 	other = item_find(sp, key);
 	o->copy = o->forwards = 1;
 	if (other) {
-		status = item_meets_forward(other);
+		status = item_meets_forward(other, o->prefers);
 	} else if (!item_appear(o)) {
 		status = DMSG_STORE_STATUS_BUSY;
 	} else {

@@ -79,8 +79,9 @@ struct store_object {
 	struct extent at;
 	struct store_member *member; /* who has put it */
 	uint32_t holds;
-	uint8_t state : 3;    /* enum object_state */
+	uint8_t state : 2;    /* enum object_state */
 	uint8_t forwards : 1; /* it is on its way to another agent, for a PUT (forward.c) */
+	uint8_t prefers : 1;  /* and stays if that does not take it */
 	uint8_t resident : 1; /* it has a place in memory */
 	uint8_t loading : 1;  /* and its bytes are being read from disk */
 	uint8_t unread : 1;   /* which has failed; it leaves memory with the last holder */
@@ -216,9 +217,6 @@ static inline uint64_t room(uint64_t bytes)
 }
 
 /* store.c */
-/* The words of store.spaces let that owner use the name space of this name. */
-bool space_may_use(const struct store *s, struct dray_str name, struct dray_str tenant,
-		   uint32_t uid);
 /* The name space; account: of its owner if it has no name. */
 struct store_space *space_find(struct store *s, const struct owner_account *account,
 			       struct dray_str name);
@@ -322,8 +320,8 @@ uint64_t tier_pending(const struct store *s);
 void tier_totals(struct store *s, struct store_totals *t);
 
 /* forward.c */
-/* The status of a PUT that is to go to another agent, and finds this object here. */
-enum dmsg_store_status item_meets_forward(struct store_object *o);
+/* The status of a PUT that is to go to another agent, and finds this object here. prefers: it may stay. */
+enum dmsg_store_status item_meets_forward(struct store_object *o, bool prefers);
 
 /* work.c */
 /* A live object is written soon. False: too much waits for the disk, or it cannot be written. */

@@ -367,6 +367,7 @@ enum put_kind {
 	PUT_OWN,
 	PUT_COPY,    /* of an object of another agent */
 	PUT_FORWARD, /* it goes to another agent */
+	PUT_PREFER,  /* likewise, and stays if that does not take it */
 };
 
 static enum dmsg_store_status put_begin(struct store_member *m, struct store_key key,
@@ -377,8 +378,8 @@ static enum dmsg_store_status put_begin(struct store_member *m, struct store_key
 	uint32_t h = item_hash(sp, key);
 	struct store_object *o = find_hashed(sp, key, h);
 
-	if (o && kind == PUT_FORWARD)
-		return item_meets_forward(o);
+	if (o && (kind == PUT_FORWARD || kind == PUT_PREFER))
+		return item_meets_forward(o, kind == PUT_PREFER);
 	if (o) {
 		if (kind == PUT_OWN)
 			item_own(o);
@@ -399,6 +400,7 @@ static enum dmsg_store_status put_begin(struct store_member *m, struct store_key
 	m->refs++;
 	o->state = OBJECT_WRITING;
 	o->resident = true;
+	o->prefers = kind == PUT_PREFER;
 	o->policy.bytes = bytes;
 	o->policy.cost = (float)cost_us;
 	o->policy.tag = h;
@@ -429,10 +431,10 @@ enum dmsg_store_status store_put_begin(struct store_member *m, struct store_key 
 }
 
 enum dmsg_store_status store_forward_put(struct store_member *m, struct store_key key,
-					 uint64_t bytes, uint32_t cost_us,
+					 uint64_t bytes, uint32_t cost_us, bool prefers,
 					 struct store_object **ret)
 {
-	return put_of_client(m, key, bytes, cost_us, PUT_FORWARD, ret);
+	return put_of_client(m, key, bytes, cost_us, prefers ? PUT_PREFER : PUT_FORWARD, ret);
 }
 
 enum dmsg_store_status store_copy_begin(struct store_member *m, struct store_key key,

@@ -161,12 +161,6 @@ static bool same(struct dray_str a, const char *b)
 	return a.n == strlen(b) && !memcmp(a.p, b, a.n);
 }
 
-bool space_may_use(const struct store *s, struct dray_str name, struct dray_str tenant,
-		   uint32_t uid)
-{
-	return store_space_allows(s->cfg.spaces, s->cfg.n_spaces, name, tenant, uid);
-}
-
 /* A word of store.spaces is about the name space of this name. */
 static bool is_about(const struct store *s, size_t i, struct dray_str name)
 {
@@ -201,7 +195,8 @@ void store_hinted(struct store *s, const char *space, bool on)
 
 int store_may_use(const struct store *s, const struct store_asker *who, struct dray_err *reterr)
 {
-	if (who->space.n && space_may_use(s, who->space, who->tenant, who->uid))
+	if (who->space.n &&
+	    store_space_allows(s->cfg.spaces, s->cfg.n_spaces, who->space, who->tenant, who->uid))
 		return 0;
 	return dray_err_set(reterr, -EACCES, DRAY_E_DENIED,
 			    "uid %u of tenant %.*s may not use name space \"%.*s\" of this "
@@ -215,7 +210,7 @@ static bool may_use(const struct store *s, const struct owner_account *a, struct
 {
 	struct dray_str tenant = { a->budget.tenant, (uint32_t)strlen(a->budget.tenant) };
 
-	return space_may_use(s, name, tenant, a->budget.uid);
+	return store_space_allows(s->cfg.spaces, s->cfg.n_spaces, name, tenant, a->budget.uid);
 }
 
 struct store_space *space_find(struct store *s, const struct owner_account *a, struct dray_str name)

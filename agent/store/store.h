@@ -124,12 +124,13 @@ bool store_keeps(struct store_member *m, struct store_key key);
 enum dmsg_store_status store_put_end(struct store_object *o, bool done);
 
 /*
- * The same two steps of a PUT that goes to another agent. busy: another PUT of this key is on its way to one. When the bytes are in place,
- * the object may be read there; its place, and *g, are for the caller until store_forward_end().
+ * The same two steps of a PUT that goes to another agent. prefers: what that does not take stays here. busy: another PUT of this key is on
+ * its way to one, and may leave it nowhere. When the bytes are in place, the object may be read there; its place, and *g, are for the caller
+ * until store_forward_end().
  */
 struct store_get;
 enum dmsg_store_status store_forward_put(struct store_member *m, struct store_key key,
-					 uint64_t bytes, uint32_t cost_us,
+					 uint64_t bytes, uint32_t cost_us, bool prefers,
 					 struct store_object **ret);
 enum dmsg_store_status store_forward_begin(struct store_object *o, struct store_get *g);
 

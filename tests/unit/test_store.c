@@ -311,13 +311,13 @@ static void test_search_keeps_the_best(void **state)
 }
 
 /* Begins a PUT that goes to another agent, with its bytes. */
-static struct store_get forward(struct store_member *m, const char *key)
+static struct store_get forward(struct store_member *m, const char *key, bool prefers)
 {
 	struct store_key k = { (const uint8_t *)key, (uint32_t)strlen(key) };
 	struct store_get g = { .object = NULL };
 	struct store_object *o;
 
-	assert_int_equal(store_forward_put(m, k, 5000, 1, &o), DMSG_STORE_STATUS_OK);
+	assert_int_equal(store_forward_put(m, k, 5000, 1, prefers, &o), DMSG_STORE_STATUS_OK);
 	assert_int_equal(store_forward_begin(o, &g), DMSG_STORE_STATUS_OK);
 	assert_non_null(g.object);
 	return g;
@@ -344,11 +344,11 @@ static void test_forward(void **state)
 	store_rig_user(&rig);
 	m = store_rig_join(&rig, "");
 	assert_int_equal(store_put_begin(m, put, 1, 1, &late), DMSG_STORE_STATUS_OK);
-	g[0] = forward(m, "there");
-	g[1] = forward(m, "here");
-	g[2] = forward(m, "dropped");
-	g[3] = forward(m, "put");
-	g[4] = forward(m, "gone");
+	g[0] = forward(m, "there", false);
+	g[1] = forward(m, "here", false);
+	g[2] = forward(m, "dropped", false);
+	g[3] = forward(m, "put", false);
+	g[4] = forward(m, "gone", false);
 	assert_int_equal(store_evict(s, "", "t", 1, UINT64_MAX).objects, 0);
 	assert_int_equal(store_totals(s).unsaved_objects, 0);
 	/* another client puts one, and removes another one */
@@ -387,9 +387,11 @@ static void test_forward_twice(void **state)
 	store_rig_user(&rig);
 	m = store_rig_join(&rig, "");
 	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(ends); i++) {
-		assert_int_equal(store_forward_put(m, key, 1, 1, &late), DMSG_STORE_STATUS_OK);
-		g = forward(m, "key");
-		assert_int_equal(store_forward_put(m, key, 1, 1, &o), DMSG_STORE_STATUS_BUSY);
+		assert_int_equal(store_forward_put(m, key, 1, 1, false, &late),
+				 DMSG_STORE_STATUS_OK);
+		g = forward(m, "key", false);
+		assert_int_equal(store_forward_put(m, key, 1, 1, false, &o),
+				 DMSG_STORE_STATUS_BUSY);
 		/* the key came on its way meanwhile */
 		assert_int_equal(store_forward_begin(late, &none), DMSG_STORE_STATUS_BUSY);
 		assert_null(none.object);
@@ -397,14 +399,57 @@ static void test_forward_twice(void **state)
 		assert_false(has(m, "key"));
 	}
 	/* another client has put it here meanwhile */
-	g = forward(m, "key");
+	g = forward(m, "key", false);
 	assert_int_equal(store_put_begin(m, key, 1, 1, &own), DMSG_STORE_STATUS_EXISTS);
-	assert_int_equal(store_forward_put(m, key, 1, 1, &o), DMSG_STORE_STATUS_EXISTS);
+	assert_int_equal(store_forward_put(m, key, 1, 1, false, &o), DMSG_STORE_STATUS_EXISTS);
 	store_forward_end(&g, STORE_FORWARD_THERE);
 	assert_true(has(m, "key"));
-	assert_int_equal(store_forward_put(m, key, 1, 1, &o), DMSG_STORE_STATUS_EXISTS);
+	assert_int_equal(store_forward_put(m, key, 1, 1, false, &o), DMSG_STORE_STATUS_EXISTS);
 	assert_int_equal(store_evict(s, "", "t", 1, UINT64_MAX).objects, 1);
 	assert_int_equal(store_totals(s).objects, 0);
+	store_rig_end(&rig);
+}
+
+/* A second PUT of a key that is on its way succeeds if the object will be here or there. */
+static void test_forward_preferred(void **state)
+{
+	static const struct {
+		bool first, second;
+		enum store_forwarded end;
+		bool here;
+	} cases[] = {
+		{ true, true, STORE_FORWARD_THERE, false },
+		{ true, true, STORE_FORWARD_HERE, true },
+		{ true, false, STORE_FORWARD_THERE, false },
+		{ true, false, STORE_FORWARD_HERE, true },
+		{ false, true, STORE_FORWARD_THERE, true },
+		{ false, true, STORE_FORWARD_DROPPED, true },
+	};
+	struct store *s = store_make(POLICY_LRU, true);
+	struct store_key key = { (const uint8_t *)"key", 3 };
+	struct store_get g, none = { .object = NULL };
+	struct store_object *o, *late;
+	struct store_member *m;
+
+	store_rig_user(&rig);
+	m = store_rig_join(&rig, "");
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(cases); i++) {
+		bool second = cases[i].second;
+
+		assert_int_equal(store_forward_put(m, key, 1, 1, second, &late),
+				 DMSG_STORE_STATUS_OK);
+		g = forward(m, "key", cases[i].first);
+		assert_int_equal(store_forward_put(m, key, 1, 1, second, &o),
+				 DMSG_STORE_STATUS_EXISTS);
+		/* the key came on its way meanwhile */
+		assert_int_equal(store_forward_begin(late, &none), DMSG_STORE_STATUS_EXISTS);
+		assert_null(none.object);
+		store_forward_end(&g, cases[i].end);
+		assert_int_equal(has(m, "key"), cases[i].here);
+		store_evict(s, "", "t", 1, UINT64_MAX);
+	}
+	assert_int_equal(store_totals(s).objects, 0);
+	assert_int_equal(rig.accounts[1].budget.of[RESOURCE_STORE_BYTES].used, 0);
 	store_rig_end(&rig);
 }
 
@@ -448,6 +493,7 @@ int main(void)
 		cmocka_unit_test(test_bytes_of_an_object),
 		cmocka_unit_test(test_forward),
 		cmocka_unit_test(test_forward_twice),
+		cmocka_unit_test(test_forward_preferred),
 		cmocka_unit_test(test_preferences),
 	};
 

@@ -590,7 +590,7 @@ static void forward(unsigned k, enum store_forwarded how)
 	struct store_get g;
 	char text[16];
 
-	assert_int_equal(store_forward_put(rig.member, key_of(text, k), 100, 1, &o),
+	assert_int_equal(store_forward_put(rig.member, key_of(text, k), 100, 1, false, &o),
 			 DMSG_STORE_STATUS_OK);
 	assert_int_equal(store_forward_begin(o, &g), DMSG_STORE_STATUS_OK);
 	store_forward_end(&g, how);

@@ -253,11 +253,14 @@ static struct batch *batch_new(const struct batch_request *q, uint32_t n)
 static void put_one(const struct batch_request *q, struct batch *b, uint32_t i, uint64_t bytes,
 		    uint32_t cost_us)
 {
+	struct store_key key = q->worker->store_scratch->keys[i];
 	struct dmsg_store_result *r = &b->results[i];
 
 	r->length = bytes;
-	r->status = (b->forwards ? store_forward_put : store_put_begin)(
-		q->member, q->worker->store_scratch->keys[i], bytes, cost_us, &b->gets[i].object);
+	r->status = b->forwards ?
+			    store_forward_put(q->member, key, bytes, cost_us, b->prefers,
+					      &b->gets[i].object) :
+			    store_put_begin(q->member, key, bytes, cost_us, &b->gets[i].object);
 	if (r->status == DMSG_STORE_STATUS_BUSY)
 		batch_busy(&q->worker->core, r);
 }
