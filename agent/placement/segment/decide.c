@@ -94,12 +94,27 @@ static int gather_segments(struct segments *ss, struct gathered *g)
 	return 0;
 }
 
-/* The choice for the node counts hints of clients of data.socket alone: other tenants must not decide for it. */
+/*
+ * The choice for the node counts hints of clients of data.socket alone: other tenants must not decide for it. A hint for PUTs decides for
+ * those of its owner only.
+ */
 static bool is_visible(const struct gathered *g, const struct hint *h)
 {
 	if (g->viewer)
 		return hint_is_visible(h, g->viewer);
-	return h->source != DMSG_HINT_SOURCE_CLIENT || !strcmp(h->tenant, g->tenant);
+	return g->facts.stores || h->source != DMSG_HINT_SOURCE_CLIENT ||
+	       !strcmp(h->tenant, g->tenant);
+}
+
+/* By whom the hint was given; the owner only where it matters, since all clients see the reason of the node's choice. */
+static void show_giver(const struct gathered *g, const struct hint *h, char *ret, size_t n)
+{
+	const char *source = dmsg_hint_source_name(h->source);
+
+	if (g->facts.stores && h->source == DMSG_HINT_SOURCE_CLIENT)
+		snprintf(ret, n, "%s of uid %u of tenant %.32s", source, h->uid, h->tenant);
+	else
+		snprintf(ret, n, "%s", source);
 }
 
 /* Only given hints count: the environment and the remembered segment are facts of their own. */
@@ -107,12 +122,13 @@ static void add_hint(void *arg, const struct hint *h)
 {
 	struct gathered *g = arg;
 	struct preferred_hint hint = { .segment = h->segment };
+	char giver[80];
 
 	if (!hint_is_given(h->source) || g->failed || !is_visible(g, h))
 		return;
-	snprintf(hint.about, sizeof(hint.about), "%s%.90s, by %s, score %u",
-		 *h->scope ? "scope " : "of the whole node", h->scope,
-		 dmsg_hint_source_name(h->source), h->score);
+	show_giver(g, h, giver, sizeof(giver));
+	snprintf(hint.about, sizeof(hint.about), "%s%.60s, by %s, score %u",
+		 *h->scope ? "scope " : "of the whole node", h->scope, giver, h->score);
 	g->failed = DRAY_APPEND(g->hints, g->facts.n_hints, hint) < 0;
 }
 
@@ -203,11 +219,15 @@ static void preferred_of(struct segments *ss, const struct candidate *c, struct 
 }
 
 /* No segment is preferred: the reason of an explicit choice without a segment, or a general one. */
-static void preferred_none(const struct candidate *v, size_t n, struct preferred *ret)
+static void preferred_none(const struct preferred_facts *f, const struct candidate *v, size_t n,
+			   struct preferred *ret)
 {
 	*ret = (struct preferred){ .name = "" };
 	if (n && !*v->name)
 		snprintf(ret->reason, sizeof(ret->reason), "%s", v->reason);
+	else if (f->stores)
+		snprintf(ret->reason, sizeof(ret->reason),
+			 "this agent has no store, or no address by which others reach it");
 	else
 		snprintf(ret->reason, sizeof(ret->reason),
 			 "no segment of this node is ready; drayctl segments --explain says more");
@@ -222,7 +242,7 @@ void segments_preferred(struct segments *ss, const char *scope, const struct hin
 
 	*ret = (struct preferred){ .name = "", .reason = "out of memory" };
 	if (gather(ss, scope, viewer, &g) >= 0 && preferred_rank(&g.facts, &v, &n) >= 0) {
-		preferred_none(v, n, ret);
+		preferred_none(&g.facts, v, n, ret);
 		for (size_t i = 0; i < n; i++)
 			if (v[i].chosen)
 				preferred_of(ss, &v[i], ret);

@@ -17,7 +17,7 @@
 #include "schema/gen/data.h"
 
 #define PREFERRED_REASON_BYTES 240
-#define PREFERRED_ABOUT_BYTES 160
+#define PREFERRED_ABOUT_BYTES 192
 
 /* Facts about a segment. */
 struct preferred_segment {
@@ -38,7 +38,7 @@ struct preferred_segment {
 
 struct preferred_hint {
 	const char *segment;
-	char about[PREFERRED_ABOUT_BYTES]; /* "scope llama-70b, by client, score 5" */
+	char about[PREFERRED_ABOUT_BYTES]; /* "scope llama-70b, by explicit, score 5" */
 };
 
 struct preferred_facts {
