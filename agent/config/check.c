@@ -469,6 +469,21 @@ static int metadata_use_check(struct config *c)
 			   config_clip(config_origin(c, KEY(MOONCAKE_METADATA))));
 }
 
+static int put_at_peer_check(struct config *c)
+{
+	const char *put_at = c->v.store.put_at;
+
+	if (!names_agent(put_at))
+		return 0;
+	for (size_t i = 0; i < c->v.store.peers.n; i++)
+		if (!strcmp(c->v.store.peers.v[i], put_at))
+			return 0;
+	return config_warn(c,
+			   "%s: store.put_at is %.100s, which is not in store.peers: PUTs stay "
+			   "here, unless one of store.peers has this address, too",
+			   config_clip(config_origin(c, KEY(STORE_PUT_AT))), put_at);
+}
+
 int config_cross_check(struct config *c, config_check above, struct dray_err *reterr)
 {
 	static int (*const checks[])(struct config * c, struct dray_err * reterr) = {
@@ -485,7 +500,7 @@ int config_cross_check(struct config *c, config_check above, struct dray_err *re
 	}
 	if (!r)
 		r = forms_check(c, above, reterr);
-	if (!r && (nested_check(c) < 0 || metadata_use_check(c) < 0))
+	if (!r && (nested_check(c) < 0 || metadata_use_check(c) < 0 || put_at_peer_check(c) < 0))
 		r = config_no_memory(reterr);
 	return r;
 }

@@ -396,6 +396,13 @@ static void keys_are_checked_against_each_other(void **state)
 	    ":1: store.put_at and store.replicas = 2 exclude each other: leave one out");
 	good(&c,
 	     "store: { put_at = \"10.0.0.2:7411\"; lend = true; peers = [ \"10.0.0.2:7411\" ]; };");
+	assert_int_equal(c.warnings.n, 0);
+	config_deinit(&c);
+	good(&c,
+	     "store: { put_at = \"10.0.0.3:7411\"; lend = true; peers = [ \"10.0.0.2:7411\" ]; };");
+	assert_int_equal(c.warnings.n, 1);
+	assert_non_null(strstr(c.warnings.v[0],
+			       ":1: store.put_at is 10.0.0.3:7411, which is not in store.peers"));
 	config_deinit(&c);
 	good(&c, "store: { put_at = \"local\"; };");
 	config_deinit(&c);
