@@ -18,6 +18,7 @@ struct kept_segment {
 	char *segment;
 	struct peer *peer; /* NULL: the timer runs */
 	bool wanted;       /* by the last call of peers_keep_connected() */
+	bool leads_here;   /* this agent itself answered the last attempt */
 	sd_event_source *timer;
 	unsigned failures; /* consecutive peers that ended before READY */
 	char why[DRAY_ERR_MSG_MAX];
@@ -146,6 +147,7 @@ void kept_segments_lost(struct peer *peer, bool was_up)
 		if (k->peer != peer)
 			continue;
 		set_peer(k, NULL);
+		k->leads_here = peer->leads_here;
 		if (was_up)
 			k->failures = 0;
 		handle_failure(k, *why ? why : "the connection ended");
@@ -156,6 +158,13 @@ void kept_segments_free(struct peers *p)
 {
 	dray_list_for_each(&p->kept_segments, k, struct kept_segment, link)
 		kept_segment_free(k);
+}
+
+bool peers_segment_leads_here(struct peers *p, const char *segment)
+{
+	const struct kept_segment *k = kept_segment_find(p, segment);
+
+	return k && k->leads_here;
 }
 
 bool peers_segment_ready(struct peers *p, const char *segment, char *reason, size_t n)
