@@ -5,21 +5,32 @@
  */
 #pragma once
 
+#include <string.h>
+
 #include "agent/control/peer/peer.h"
 #include "schema/gen/peer.h"
 
 /* A peer at this segment is connected, and does not read; NULL: there is none. */
 static const char *exchange_unready;
 
+/* This agent itself has answered there. */
+static const char *exchange_self;
+
 /* Before each test. */
 static inline void exchange_peers_reset(void)
 {
+	exchange_self = NULL;
 	exchange_unready = NULL;
 }
 
 bool peers_is_up_at(struct peers *p, const char *segment)
 {
 	return segment == exchange_unready || peers_at(p, segment, PMSG_FEATURE_STORE);
+}
+
+bool peers_segment_leads_here(struct peers *p, const char *segment)
+{
+	return exchange_self && !strcmp(segment, exchange_self);
 }
 
 const char *peers_segment(struct peers *p)

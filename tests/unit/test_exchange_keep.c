@@ -7,6 +7,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "tests/unit/cm.h"
 #include "agent/control/exchange/internal.h"
@@ -673,11 +675,18 @@ static void test_at_nobody(void **state)
 /* This agent itself. */
 static void test_at_here(void **state)
 {
+	struct exchange_store v[EXCHANGE_STORES_MAX];
+
 	ask_at("10.0.0.9:1", 2, 100);
 	assert_true(rig.answered->here);
-	exchange_ask_end(rig.x, rig.answered);
-	rig.answered = NULL;
+	ended_at(DMSG_STORE_STATUS_NOT_FOUND);
+	/* by another of its addresses */
+	exchange_self = third;
+	ask_at(third, 2, 100);
+	assert_true(rig.answered->here);
+	ended_at(DMSG_STORE_STATUS_NOT_FOUND);
 	assert_int_equal(rig.n_requests, 0);
+	assert_int_equal(exchange_stores(rig.x, v), 3);
 }
 
 /* One part after the other. What is not answered at the end has no answer. */
@@ -799,6 +808,55 @@ static void test_late_for_a_lookup(void **state)
 	assert_non_null(v[2].fault);
 }
 
+/* Objects without a status yet, which an agent answers so; those that are not_tried were not stored here. */
+static void ask_preferred(unsigned request, const uint32_t *answers, uint32_t n, uint32_t not_tried)
+{
+	struct store_ask *a = ask_of(n, 100, INT64_MAX);
+	uint8_t wire[8 * PMSG_STORE_KEEP_ANSWER_SIZE];
+	union pmsg_body m = { .store_keep_reply = { .answers = { wire, n - 1 } } };
+
+	a->at = "";
+	a->v[not_tried].status = DMSG_STORE_STATUS_NOT_TRIED;
+	exchange_ask(rig.x, a);
+	assert_int_equal(rig.requests[request].n, n - 1);
+	for (uint32_t i = 0; i < n - 1; i++)
+		pmsg_store_keep_answer_put(wire + (size_t)i * PMSG_STORE_KEEP_ANSWER_SIZE,
+					   &(struct pmsg_store_keep_answer){ .answer =
+										     answers[i] });
+	rig.requests[request].fn(rig.requests[request].arg, 0, &m);
+	exchange_ask_end(rig.x, rig.answered);
+	rig.answered = NULL;
+}
+
+/* What stays here is counted without what was not stored, and the log has the reason of most. */
+static void test_preferred_fallback(void **state)
+{
+	static const uint32_t kept[] = { PMSG_STORE_KEPT_KEPT, PMSG_STORE_KEPT_EXISTS };
+	static const uint32_t mixed[] = { PMSG_STORE_KEPT_TOO_LARGE, PMSG_STORE_KEPT_TOO_LARGE,
+					  PMSG_STORE_KEPT_BUSY };
+	int log = memfd_create("log", MFD_CLOEXEC), err = dup(STDERR_FILENO);
+	char text[1024] = "";
+
+	assert_true(log >= 0 && err >= 0);
+	rig.cfg.store.put_at = first;
+	fflush(stderr);
+	dup2(log, STDERR_FILENO);
+	ask_preferred(0, kept, 3, 1);
+	assert_int_equal(lseek(log, 0, SEEK_CUR), 0);
+	ask_preferred(1, mixed, 4, 3);
+	fflush(stderr);
+	dup2(err, STDERR_FILENO);
+	assert_true(pread(log, text, sizeof(text) - 1, 0) > 0);
+	assert_non_null(strstr(text, "it has less room for the owner"));
+	assert_non_null(strstr(text, "keys=3"));
+	close(log);
+	close(err);
+	/* what is not answered at the end stays here */
+	exchange_ask_stop(rig.x, ask_at("", 2, 100));
+	ended_at(DMSG_STORE_STATUS_NOT_FOUND);
+	assert_int_equal(rig.x->n_fell_back, 2);
+}
+
 /* The agents that PUTs can go to, with what speaks against them. */
 static void test_stores(void **state)
 {
@@ -860,6 +918,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_at_parts, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_at_late, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_preferred, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_preferred_fallback, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_stores, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_end, set_up, tear_down),
 	};

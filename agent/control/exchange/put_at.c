@@ -33,6 +33,13 @@ static void fell_back(struct exchange *x, const char *at, uint64_t n, const char
 	x->n_fell_back = 0;
 }
 
+/* store.peers may have this agent, by another of its addresses. */
+static bool is_self(const struct exchange *x, const char *segment)
+{
+	return !strcmp(segment, peers_segment(x->deps.peers)) ||
+	       peers_segment_leads_here(x->deps.peers, segment);
+}
+
 bool put_at_find(struct exchange *x, const struct store_ask *a, struct lender **ret)
 {
 	const char *put_at = x->deps.cfg->store.put_at, *at = a->at;
@@ -46,7 +53,7 @@ bool put_at_find(struct exchange *x, const struct store_ask *a, struct lender **
 				  sizeof(preferred));
 		at = preferred;
 	}
-	if (!*at || !strcmp(at, STORE_PUT_AT_LOCAL) || !strcmp(at, peers_segment(x->deps.peers)))
+	if (!*at || !strcmp(at, STORE_PUT_AT_LOCAL) || is_self(x, at))
 		return true;
 	*ret = lender_called(x, at);
 	if (!*ret && !*a->at)
@@ -82,20 +89,24 @@ static const char *reason(enum dmsg_store_status status)
 
 void put_at_ended(struct exchange *x, const struct store_ask *a, const struct lender *d)
 {
-	enum dmsg_store_status why = DMSG_STORE_STATUS_OK;
-	uint64_t n = 0;
+	uint64_t n = 0, of[DMSG_STORE_STATUS_UNSUPPORTED + 1] = { 0 };
+	enum dmsg_store_status most = DMSG_STORE_STATUS_OK;
 
 	if (!a->at || *a->at)
 		return;
 	for (uint32_t i = 0; i < a->n; i++) {
-		if (a->v[i].status == DMSG_STORE_STATUS_OK ||
-		    a->v[i].status == DMSG_STORE_STATUS_EXISTS)
+		enum dmsg_store_status status = a->v[i].status;
+
+		/* not_tried: it was not stored here, as the second one of a key in the batch */
+		if (status == DMSG_STORE_STATUS_OK || status == DMSG_STORE_STATUS_EXISTS ||
+		    status == DMSG_STORE_STATUS_NOT_TRIED)
 			continue;
-		why = a->v[i].status;
 		n++;
+		if (++of[status] > of[most])
+			most = status;
 	}
 	if (n)
-		fell_back(x, d->at, n, reason(why));
+		fell_back(x, d->at, n, reason(most));
 }
 
 void exchange_prefer(struct exchange *x)
@@ -132,7 +143,7 @@ unsigned exchange_stores(const struct exchange *x, struct exchange_store ret[EXC
 	if (*own)
 		ret[n++] = (struct exchange_store){ .segment = own, .own = true };
 	for (size_t i = 0; i < x->deps.cfg->store.peers.n; i++)
-		if (strcmp(x->lenders[i].at, own) != 0)
+		if (!is_self(x, x->lenders[i].at))
 			ret[n++] = (struct exchange_store){ .segment = x->lenders[i].at,
 							    .fault = fault_of(x, &x->lenders[i]) };
 	return n;
