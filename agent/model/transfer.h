@@ -40,7 +40,7 @@ struct xfer_request {
 };
 
 enum xfer_state {
-	XFER_WAITING,   /* until its operations are read, and for its wait word */
+	XFER_WAITING, /* until its operations are read, for its wait word, and until its memory is open */
 	XFER_RUNNING,   /* sends slices */
 	XFER_STOPPING,  /* failed or cancelled; waits for slices in flight */
 	XFER_NOTIFYING, /* all bytes are in place; waits for the answer to its notification */
@@ -49,7 +49,7 @@ enum xfer_state {
 
 /* In this order; a transfer may end in any phase. */
 enum xfer_phase {
-	XFER_PHASE_WAIT,  /* for its wait word */
+	XFER_PHASE_WAIT,  /* for its wait word, and until its memory is open */
 	XFER_PHASE_QUEUE, /* for its first slice */
 	XFER_PHASE_MOVE,  /* until all bytes are in place, or no slice is in flight any more */
 	XFER_PHASE_COMPLETE, /* until its completion is posted: flush of a GPU, answer to its notification */

@@ -724,7 +724,7 @@ const struct dray_config_key dray_config_keys[DRAY_CONFIG_KEY_N] = {
 	  .allowed = "\"0ms\" to \"24h\"",
 	  .min = INT64_C(0), .max = INT64_C(86400000000000),
 	  .reload = true,
-	  .doc = "A transfer that takes longer, apart from waiting for its wait word, is logged with its path and the time of each stage; 0: no transfer is." },
+	  .doc = "A transfer that takes longer, apart from waiting for its wait word and for GPU memory to be open, is logged with its path and the time of each stage; 0: no transfer is." },
 	{ .path = "store.segment_size", .section = "store", .name = "segment_size",
 	  .env = "DRAY_STORE_SEGMENT_SIZE", .type = DRAY_CONFIG_SIZE,
 	  CONFIG_MEMBER(store.segment_size), .def = "64MiB",

@@ -770,8 +770,9 @@ struct dray_config {
 		int64_t slice_timeout;
 		int64_t deadline; /* Deadline of transfers that do not name their own. */
 		/*
-		 * A transfer that takes longer, apart from waiting for its wait word, is logged
-		 * with its path and the time of each stage; 0: no transfer is.
+		 * A transfer that takes longer, apart from waiting for its wait word and for GPU
+		 * memory to be open, is logged with its path and the time of each stage; 0: no
+		 * transfer is.
 		 */
 		int64_t slow;
 	} transfer;

@@ -1876,7 +1876,8 @@ int dmsg_letter_encode(void *buf, size_t cap, uint64_t request_id, const struct 
 #define DMSG_REGION_LOST_BODY_MAX 272
 /*
  * Event: a region of this session that was added early cannot be opened. Its transfers end with the
- * code, and its handle stays until REGION_REMOVE. For sessions with feature region_early.
+ * code, exports, leases and revocations are refused with it, and its handle stays until
+ * REGION_REMOVE. For sessions with feature region_early.
  */
 struct dmsg_region_lost {
 	uint64_t region; /* Region handle. */

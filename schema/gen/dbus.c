@@ -542,7 +542,7 @@ const struct dray_dbus_field dray_dbus_ended_transfer_fields[DRAY_DBUS_ENDED_TRA
 	/* Time from acceptance to the end. */
 	{ "duration_ns", "t", DRAY_DBUS_KIND_SPAN, offsetof(struct dray_dbus_ended_transfer,
 		duration_ns) },
-	/* Part of the duration: waiting for the wait word. */
+	/* Part of the duration: waiting for the wait word, and for GPU memory to be open. */
 	{ "waited_ns", "t", DRAY_DBUS_KIND_SPAN, offsetof(struct dray_dbus_ended_transfer,
 		waited_ns) },
 	/* Part of the duration: waiting for the first slice. */

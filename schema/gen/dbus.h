@@ -816,7 +816,8 @@ struct dray_dbus_ended_transfer {
 	uint32_t slices; /* Slices it took. */
 	uint32_t resent; /* Slices retried after their stream or queue pair died. */
 	uint64_t duration_ns; /* Time from acceptance to the end. */
-	uint64_t waited_ns; /* Part of the duration: waiting for the wait word. */
+	/* Part of the duration: waiting for the wait word, and for GPU memory to be open. */
+	uint64_t waited_ns;
 	uint64_t queued_ns; /* Part of the duration: waiting for the first slice. */
 	/*
 	 * Part of the duration: from the first slice until all bytes were in place or none could

@@ -483,14 +483,14 @@ static const uint64_t dray_turn_cpu_seconds_bounds[] = {
 
 const struct dray_family_info dray_families[DRAY_FAMILY_N] = {
 	{ "dray_transfer_duration_seconds",
-		"Time from acceptance to the end of transfers that ended ok, without the wait for their wait word.",
+		"Time from acceptance to the end of transfers that ended ok, without the wait for their wait word and for GPU memory to be open.",
 	  DRAY_METRIC_TYPE_HISTOGRAM, "seconds", 1, { "transport" },
 	  dray_transfer_duration_seconds_bounds, 21, 1000000000 },
 	{ "dray_transfer_size_bytes", "Bytes of transfers that ended ok.",
 	  DRAY_METRIC_TYPE_HISTOGRAM, "bytes", 1, { "transport" },
 	  dray_transfer_size_bytes_bounds, 12, 1 },
 	{ "dray_transfer_phase_seconds",
-		"Time that transfers that ended ok spent in each phase. queue: from acceptance, or from the end of the wait for their wait word, until a transport took their first slice. move: until all bytes were in place. completion: until the answer to the client, which waits for the answer to a notification, and for a GPU to see bytes that RDMA devices wrote. The worker reads its clock once a turn for the end of queue, so that a wait within the turn counts as move.",
+		"Time that transfers that ended ok spent in each phase. queue: from acceptance, or from the end of the wait for their wait word and for GPU memory to be open, until a transport took their first slice. move: until all bytes were in place. completion: until the answer to the client, which waits for the answer to a notification, and for a GPU to see bytes that RDMA devices wrote. The worker reads its clock once a turn for the end of queue, so that a wait within the turn counts as move.",
 	  DRAY_METRIC_TYPE_HISTOGRAM, "seconds", 3, { "transport", "class", "phase" },
 	  dray_transfer_phase_seconds_bounds, 16, 1000000000 },
 	{ "dray_transfer_errors_total",

@@ -355,17 +355,17 @@ extern const struct dray_metric_info dray_metrics[DRAY_METRIC_N];
 enum dray_family {
 	/*
 	 * Time from acceptance to the end of transfers that ended ok, without the wait for their
-	 * wait word.
+	 * wait word and for GPU memory to be open.
 	 */
 	DRAY_FAMILY_TRANSFER_DURATION_SECONDS,
 	DRAY_FAMILY_TRANSFER_SIZE_BYTES, /* Bytes of transfers that ended ok. */
 	/*
 	 * Time that transfers that ended ok spent in each phase. queue: from acceptance, or from
-	 * the end of the wait for their wait word, until a transport took their first slice. move:
-	 * until all bytes were in place. completion: until the answer to the client, which waits
-	 * for the answer to a notification, and for a GPU to see bytes that RDMA devices wrote. The
-	 * worker reads its clock once a turn for the end of queue, so that a wait within the turn
-	 * counts as move.
+	 * the end of the wait for their wait word and for GPU memory to be open, until a transport
+	 * took their first slice. move: until all bytes were in place. completion: until the answer
+	 * to the client, which waits for the answer to a notification, and for a GPU to see bytes
+	 * that RDMA devices wrote. The worker reads its clock once a turn for the end of queue, so
+	 * that a wait within the turn counts as move.
 	 */
 	DRAY_FAMILY_TRANSFER_PHASE_SECONDS,
 	/* Transfers that ended with an error other than cancelled, by the name of the error. */

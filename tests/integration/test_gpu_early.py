@@ -125,7 +125,8 @@ def test_memory_that_cannot_be_opened(gpu_agent):  # noqa: F811
         event = lost(client, region)
         assert event.code == s.E_GPU_HANDLE and "handle" in event.message
         expect("gpu_handle", waiting.result, LIMIT)
-        expect("not_found", export.result, LIMIT)
+        expect("gpu_handle", export.result, LIMIT)
+        expect("gpu_handle", region.export)
         expect("gpu_handle", lambda: client.write(region, remote, [(0, 0, 1)]).result(LIMIT))
         until(lambda: not gpus.status.imports, "the release of the allocation that was open")
         assert agent.ctl("regions").count("lost") == 1 and target.view[:MIB] == a.view
@@ -220,7 +221,7 @@ def test_ends_while_it_opens(gpu_agent, how):  # noqa: F811
         else:
             assert lost(client, region).code == s.E_GPU_LOST
             expect("gpu_lost", waiting.result, LIMIT)
-            expect("not_found", export.result, LIMIT)
+            expect("gpu_lost", export.result, LIMIT)
             gpus.idle()
             gpus.lose(0, lost=False)
         region.remove()
@@ -241,7 +242,7 @@ def test_device_is_lost_while_an_allocation_opens(gpu_agent):  # noqa: F811
             expect("gpu_lost", client.write(region, remote, [(0, 0, MIB)]).result, LIMIT)
             assert lost(client, region).code == s.E_GPU_LOST
             expect("gpu_lost", waiting.result, LIMIT)
-            expect("not_found", export.result, LIMIT)
+            expect("gpu_lost", export.result, LIMIT)
             removal = region.remove(wait=False)
             client.region(dray.Memory(4096)).remove()
             assert not removal.ended
@@ -268,6 +269,30 @@ def test_session_ends_while_a_lost_region_is_used(gpu_agent):  # noqa: F811
             expect("gpu_handle", transfer.result, LIMIT)
             assert gpus.status.imports == 1
         gpus.idle()
+
+
+def test_many_requests_wait(gpu_agent):  # noqa: F811
+    """A session's requests that wait for regions have a limit of bytes. Each goes on when its own region is open."""
+    agent, gpus = gpu_agent()
+    ranges = [s.Range(at, 1, 1, 1) for at in range(0, 8192, 2)]
+
+    def lease(region, wait):
+        return region.client.request(s.pack_lease, wait=wait, region=region.handle, access=s.ACCESS_READ, holders=1, expiry_ms=60000, ranges=ranges)
+
+    with agent.wire(**EARLY) as client, GpuMemory(MIB) as a, GpuMemory(MIB) as b:
+        with gpus.held("hold_import", after=1):
+            first, second = add_ipc(client, a), add_ipc(client, b)
+            early, late = first.export(wait=False), second.export(wait=False)
+            early.result(LIMIT)
+            waiting = []
+            while not (waiting and waiting[-1].ended):
+                waiting.append(lease(second, wait=False))
+                client.region(dray.Memory(4096)).remove()
+            expect("busy", waiting.pop().result, LIMIT)
+            assert waiting and not late.ended and not any(w.ended for w in waiting)
+        for request in (late, *waiting):
+            request.result(LIMIT)
+        lease(second, wait=True)
 
 
 def test_group_members_wait(gpu_agent):  # noqa: F811

@@ -2826,7 +2826,8 @@ def unpack_letter(body):
 
 
 # Event: a region of this session that was added early cannot be opened. Its transfers end with the
-# code, and its handle stays until REGION_REMOVE. For sessions with feature region_early.
+# code, exports, leases and revocations are refused with it, and its handle stays until
+# REGION_REMOVE. For sessions with feature region_early.
 RegionLost = namedtuple("RegionLost", "region code message")
 _REGION_LOST_0 = Struct("<QII")
 

@@ -69,6 +69,7 @@ struct region {
 	void (*added)(void *arg, const struct dray_err *err);
 	void *added_arg;
 	struct dray_err refused; /* why it ends before added() */
+	struct dray_err lost;    /* why it ended before it was removed */
 	void (*done)(void *arg); /* it is being removed */
 	void *arg;
 };

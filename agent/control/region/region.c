@@ -179,6 +179,7 @@ static void handle_opened(void *arg, struct gpu_memory *memory, const struct gpu
 			pool_opened(region->regions->deps.pool, region->handle);
 		region_begin(region);
 	} else if (region->early) {
+		region->lost = *err;
 		region_end(region, (uint32_t)err->code, err->code == DRAY_E_GPU_LOST);
 	} else {
 		handle_del(region);
@@ -544,12 +545,14 @@ static struct region *region_get(struct regions *r, dray_handle handle)
 	return region && region_is_live(region) ? region : NULL;
 }
 
-bool region_is_early(struct regions *r, dray_handle handle, dray_handle group)
+void *region_early(struct regions *r, dray_handle handle, dray_handle group)
 {
 	const struct region *region = dray_handles_get(&r->regions, handle);
 
 	return region && region->early && region->opening && !region->ending &&
-	       region_view_of(region)->o.group == group;
+			       region_view_of(region)->o.group == group ?
+		       region->added_arg :
+		       NULL;
 }
 
 bool region_is_gpu(struct regions *r, dray_handle handle)
@@ -614,11 +617,11 @@ void regions_gpu_lost(struct regions *r, unsigned device)
 			make_urgent(region, DRAY_E_GPU_LOST);
 			continue;
 		}
+		dray_err_set(&region->lost, -EIO, DRAY_E_GPU_LOST,
+			     "the GPU of the region is lost; remove the region");
 		region_end(region, DRAY_E_GPU_LOST, true);
 		if (opens)
-			region->added(region->added_arg,
-				      &(struct dray_err){ .code = DRAY_E_GPU_LOST,
-							  .msg = "the GPU is lost" });
+			region->added(region->added_arg, &region->lost);
 	}
 }
 

@@ -133,8 +133,8 @@ struct region_added {
 int region_add(struct regions *r, const struct region_spec *spec, struct region_added *ret,
 	       struct dray_err *reterr);
 
-/* The region of the group is used early, and its memory is being opened. */
-bool region_is_early(struct regions *r, dray_handle region, dray_handle group);
+/* The `arg` of the group's region that is used early and whose memory is being opened; NULL: it is not. */
+void *region_early(struct regions *r, dray_handle region, dray_handle group);
 
 /* Sum of the lengths of the request's extents. Error `range` if it overflows, `invalid` without extents, or if one is empty. */
 int extents_length(const struct dmsg_region_add *m, uint64_t *ret_length, struct dray_err *reterr);

@@ -256,8 +256,14 @@ struct region *region_of_group(struct regions *r, dray_handle handle,
 {
 	struct region *region = dray_handles_get(&r->regions, handle);
 
-	if (region && region_is_live(region) && region_view_of(region)->o.group == owner->group)
-		return region;
+	if (region && region_view_of(region)->o.group == owner->group) {
+		if (region_is_live(region))
+			return region;
+		if (region->lost.code) {
+			*reterr = region->lost;
+			return NULL;
+		}
+	}
 	handle_refuse(reterr, handle, DMSG_HANDLE_KIND_REGION, "in this session's group");
 	return NULL;
 }

@@ -100,7 +100,8 @@ struct session {
 	struct ring_memory ring; /* arena NULL before RING_OPEN */
 	sd_event_source *pidfd_source;
 	struct dray_list regions, remotes, imports;
-	struct dray_list held;        /* requests that wait for a region; struct packet */
+	struct dray_list held; /* struct held_request */
+	uint32_t held_bytes;
 	struct gpu_announcement *gpu; /* the GPU of HELLO; NULL: none */
 	struct mailbox_owner mailboxes;
 	uint32_t n_regions, n_extents, n_remotes, tokens; /* n_remotes: with imports */
@@ -125,6 +126,14 @@ struct session_region {
 	bool removing;
 	bool replies; /* request_id is of the REGION_REMOVE to answer */
 	uint64_t request_id;
+	struct dray_list held; /* struct held_request, of the group's sessions */
+};
+
+/* A request that waits until its region is open or lost. */
+struct held_request {
+	struct dray_list link, region_link;
+	struct session *session;
+	struct packet *packet;
 };
 
 enum remote_state {
@@ -254,8 +263,11 @@ void text_copy(char *to, size_t size, struct dray_str from);
 /* As much of UTF-8 text as fits, in whole characters. */
 struct dray_str text_fit(struct dray_str s, uint32_t max);
 
-/* request.c: requests of the group's sessions go on that have waited for a region to be open or gone. */
-void requests_go_on(struct client_group *g);
+/* request.c */
+/* Requests go on that have waited for a region, whose list this is. Empties it. */
+void requests_go_on(struct dray_list *held);
+/* Frees what the session still holds. */
+void requests_forget(struct session *s);
 
 /* A handler of a request. 0: answered now or later; below 0: the dispatcher answers with reterr. */
 typedef int request_fn(struct session *s, struct request *rq, struct dray_err *reterr);

@@ -1,10 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Requests that a worker passed on. Each is answered exactly once: by its handler, at once or later, or here with its error. */
 #include <errno.h>
+#include <stdlib.h>
 
 #include "agent/control/session/internal.h"
 #include "lib/assert.h"
 #include "schema/gen/errors.h"
+
+/* Bytes of requests of a session that wait for regions. */
+#define HELD_BYTES_MAX (2u * DMSG_MESSAGE_MAX)
 
 enum { FDS = 1 /* may carry descriptors */, NEW_WORK = 2 /* refused while the agent drains */ };
 
@@ -57,11 +61,45 @@ static dray_handle region_of(uint16_t type, const union dmsg_body *m)
 	}
 }
 
-/* 0: its handler has it; 1: it waits for its region; below 0: it is refused. */
-static int dispatch(struct session *s, const struct dmsg_header *h, const uint8_t *body,
-		    struct request *rq, bool fds_lost, struct dray_err *reterr)
+static int hold(struct session *s, struct session_region *r, struct packet *p,
+		struct dray_err *reterr)
+{
+	struct held_request *held;
+
+	if (s->held_bytes + p->length > HELD_BYTES_MAX)
+		return dray_err_set(
+			reterr, -EAGAIN, DRAY_E_BUSY,
+			"requests of %u bytes wait for regions that are being opened, the limit is %u; send it again when one has been answered",
+			s->held_bytes, HELD_BYTES_MAX);
+	held = malloc(sizeof(*held));
+	if (!held)
+		return -ENOMEM;
+	held->session = s;
+	held->packet = p;
+	s->held_bytes += p->length;
+	dray_list_add(&s->held, &held->link);
+	dray_list_add(&r->held, &held->region_link);
+	return 1;
+}
+
+/* Returns its packet. */
+static struct packet *let_go(struct held_request *held)
+{
+	struct packet *p = held->packet;
+
+	held->session->held_bytes -= p->length;
+	dray_list_del(&held->link);
+	dray_list_del(&held->region_link);
+	free(held);
+	return p;
+}
+
+/* 0: its handler has it; 1: the packet waits for its region; below 0: it is refused. */
+static int dispatch(struct session *s, const struct dmsg_header *h, struct packet *p,
+		    struct request *rq, struct dray_err *reterr)
 {
 	const struct handler *handler = find_handler(h->type);
+	struct session_region *region;
 
 	if (h->type == DMSG_HELLO)
 		return dray_err_set(reterr, -EPROTO, DRAY_E_OUT_OF_ORDER,
@@ -71,7 +109,7 @@ static int dispatch(struct session *s, const struct dmsg_header *h, const uint8_
 			reterr, -EOPNOTSUPP, DRAY_E_UNKNOWN_TYPE,
 			"message type 0x%04x is unknown; use one of the protocol's version",
 			h->type);
-	if (fds_lost)
+	if (p->fds_lost)
 		return dray_err_set(
 			reterr, -EMFILE, DRAY_E_FD_LIMIT,
 			"the kernel dropped descriptors of the message; raise the agent's NOFILE limit or pass fewer");
@@ -82,16 +120,15 @@ static int dispatch(struct session *s, const struct dmsg_header *h, const uint8_
 	if (rq->n_fds && !(handler->flags & FDS))
 		return dray_err_set(reterr, -EINVAL, DRAY_E_FD_COUNT, "%s takes no descriptors",
 				    dmsg_type_name(h->type));
-	if (dmsg_body_decode(h->type, body, h->length, &rq->m, reterr) < 0)
+	if (dmsg_body_decode(h->type, p->data + DMSG_HEADER_SIZE, h->length, &rq->m, reterr) < 0)
 		return -EPROTO;
 	if (s->owner->draining && handler->flags & NEW_WORK)
 		return dray_err_set(
 			reterr, -ESHUTDOWN, DRAY_E_DRAINING,
 			"the agent is draining and refuses %s; connect to another agent",
 			dmsg_type_name(h->type));
-	if (region_is_early(s->owner->deps.regions, region_of(h->type, &rq->m), s->group->handle))
-		return 1;
-	return handler->handle(s, rq, reterr);
+	region = region_early(s->owner->deps.regions, region_of(h->type, &rq->m), s->group->handle);
+	return region ? hold(s, region, p, reterr) : handler->handle(s, rq, reterr);
 }
 
 static void discard(struct session *s, struct packet *p)
@@ -114,12 +151,10 @@ static void handle(struct session *s, struct packet *p)
 	if (r >= 0)
 		r = dmsg_packet_check(&h, p->length, &err);
 	if (r >= 0)
-		r = dispatch(s, &h, p->data + DMSG_HEADER_SIZE, &rq, p->fds_lost, &err);
+		r = dispatch(s, &h, p, &rq, &err);
 	if (r < 0)
 		session_fail(s, rq.id, r, &err);
-	if (r > 0)
-		dray_list_add(&s->held, &p->link);
-	else
+	if (r <= 0)
 		discard(s, p);
 }
 
@@ -135,17 +170,23 @@ void sessions_handle_request(struct sessions *ss, dray_handle session, struct pa
 		handle(s, packet);
 }
 
-void requests_go_on(struct client_group *g)
+void requests_go_on(struct dray_list *list)
 {
-	dray_list_for_each(&g->members, s, struct session, group_link) {
-		struct dray_list held = DRAY_LIST_INIT(held);
-		struct packet *p;
+	struct held_request *held;
 
-		dray_list_splice(&held, &s->held);
-		while ((p = dray_list_pop(&held, struct packet, link)))
-			if (s->closing)
-				discard(s, p);
-			else
-				handle(s, p);
+	while ((held = dray_list_first(list, struct held_request, region_link))) {
+		struct session *s = held->session;
+		struct packet *p = let_go(held);
+
+		if (s->closing)
+			discard(s, p);
+		else
+			handle(s, p);
 	}
+}
+
+void requests_forget(struct session *s)
+{
+	dray_list_for_each(&s->held, held, struct held_request, link)
+		packet_free(let_go(held));
 }

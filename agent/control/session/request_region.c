@@ -75,13 +75,13 @@ static void handle_removed(void *arg)
 {
 	struct session_region *r = arg;
 	struct session *s = r->session;
-	bool early = r->early;
+	struct dray_list held = DRAY_LIST_INIT(held);
 
 	if (r->replies)
 		session_send(s, r->request_id, DMSG_REGION_REMOVE_REPLY, NULL);
+	dray_list_splice(&held, &r->held);
 	forget(r);
-	if (early)
-		requests_go_on(s->group);
+	requests_go_on(&held);
 	session_check(s);
 }
 
@@ -116,7 +116,7 @@ static void handle_added(void *arg, const struct dray_err *err)
 		r->early = false;
 		if (err)
 			tell_lost(r, err);
-		requests_go_on(s->group);
+		requests_go_on(&r->held);
 		return;
 	}
 	r->adding = false;
@@ -167,6 +167,7 @@ int request_region_add(struct session *s, struct request *rq, struct dray_err *r
 		owner_put(s->uid_owner, RESOURCE_REGIONS, 1);
 		return -ENOMEM;
 	}
+	dray_list_init(&r->held);
 	r->session = s;
 	r->extents = m->extents.n;
 	r->request_id = rq->id;

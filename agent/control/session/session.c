@@ -186,8 +186,7 @@ static void session_free(struct session *s)
 	if (s->fd >= 0)
 		owner_farewell(s->uid_owner, s->fd, dray_take(s->goodbye));
 	packet_free(s->goodbye);
-	dray_list_for_each(&s->held, p, struct packet, link)
-		packet_free(p);
+	requests_forget(s);
 	gpus_announce_end(s->gpu);
 	owner_put(s->uid_owner, RESOURCE_SESSIONS, 1);
 	owner_unref(s->uid_owner);
