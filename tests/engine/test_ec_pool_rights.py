@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 from dray import errors
-from dray.vllm.ec import pool_rights
+from dray.vllm.ec import consumer as consumer_module, pool_rights
 from dray.vllm.ec.load import Load
 from dray.vllm.ec.pool_rights import PoolExports, PoolRemotes
 from ec_bare import NO_PIXELS, encode, images, making
@@ -48,6 +48,37 @@ def meet(e, pd, early, name):
         load(e, pd, f"{name}-{n}", images(1, f"{name}-{n}"))
         return early[-1]
     until(knows, "a read by the export of the pool")
+
+
+@pytest.fixture
+def known(engine, request):
+    """An encoder whose leases expire after 600 seconds, or as many as the parameter says, and a consumer that reads its pool by the export."""
+    e = engine("e", "ec_producer", lease=getattr(request, "param", 600))
+    pd, early = consumer(engine, "pd")
+    meet(e, pd, early, "known")
+    pd.idle()
+    return e, pd, early
+
+
+def told_after(pd, monkeypatch):
+    """Whether a request's tokens had come, for each right that is acquired from now on."""
+    told, acquire = [], pd.side.acquire
+
+    def recorded(source):
+        told.append(source.request_id in pd.answers)
+        return acquire(source)
+    monkeypatch.setattr(pd.side, "acquire", recorded)
+    return told
+
+
+def scheduled(pd, name):
+    """Steps until one has scheduled a request, whose workers have done nothing yet."""
+    def step():
+        output, requests = pd._schedule()
+        if name in requests:
+            return output, requests
+        return pd._work(output, requests)
+    return until(step, f"{name} is scheduled")
 
 
 @pytest.mark.parametrize("transport", ["local", "tcp"])
@@ -109,11 +140,9 @@ def test_a_request_that_ends_before_it_is_scheduled(engine):
     e.idle()
 
 
-def test_a_pool_that_is_lost_is_not_needed(engine):
+def test_a_pool_that_is_lost_is_not_needed(known):
     """The early read fails, and the outputs come by the right."""
-    e = engine("e", "ec_producer")
-    pd, early = consumer(engine, "pd")
-    meet(e, pd, early, "h")
+    e, pd, early = known
     for token in list(e.side._exports._tokens.values()):
         e.side._region.revoke(token)
     wanted = images(2, 5)
@@ -124,10 +153,9 @@ def test_a_pool_that_is_lost_is_not_needed(engine):
     e.idle()
 
 
-def test_a_request_that_waits_for_room_keeps_its_right(engine, monkeypatch):
-    e = engine("e", "ec_producer", lease=1)
-    pd, early = consumer(engine, "pd")
-    meet(e, pd, early, "p")
+@pytest.mark.parametrize("known", [1], indirect=True)
+def test_a_request_that_waits_for_room_keeps_its_right(known, monkeypatch):
+    e, pd, early = known
     wanted = images(2, 7)
     params = encode(e, "q", wanted)
     with monkeypatch.context() as patch:
@@ -142,10 +170,11 @@ def test_a_request_that_waits_for_room_keeps_its_right(engine, monkeypatch):
     e.idle()
 
 
-def test_a_load_at_once_that_takes_long_keeps_its_right(engine, monkeypatch):
-    e = engine("e", "ec_producer", lease=600)
-    pd, early = consumer(engine, "pd")
-    meet(e, pd, early, "r")
+def test_a_load_at_once_that_takes_long_keeps_its_right(known, monkeypatch):
+    """And the encoder hears of the consumer all the same."""
+    e, pd, early = known
+    heard = dict(e.side._exports._heard)
+    monkeypatch.setattr(pool_rights, "_AGAIN", 0)
     wanted = images(2, 8)
     params = encode(e, "s", wanted)
     with monkeypatch.context() as patch:
@@ -155,14 +184,56 @@ def test_a_load_at_once_that_takes_long_keeps_its_right(engine, monkeypatch):
         source, = pd.side._wants["s"].sources
         until(lambda: pd.step() or source.hold is not None and source.hold.remote is not None, "the right")
     assert pd.run("s")[0] == "LENGTH" and not pd.encoded and early[-1]
+    until(lambda: e.step() or e.side._exports._heard != heard, "the encoder hears of the consumer")
     pd.idle()
     e.idle()
 
 
-def test_a_load_at_once_that_fails_gives_its_right_back(engine, monkeypatch):
-    e = engine("e", "ec_producer", lease=600)
-    pd, early = consumer(engine, "pd")
-    meet(e, pd, early, "t")
+def test_a_load_at_once_that_has_ended_needs_no_right(known, monkeypatch):
+    """However long it took: the right is used up after the tokens."""
+    e, pd, early = known
+    wanted = images(2, 12)
+    params = encode(e, "y", wanted)
+    with monkeypatch.context() as patch:
+        patch.setattr(Load, "_go_on", lambda *how: None)
+        patch.setattr(consumer_module, "_SOON", 600)
+        pd.add("y", wanted, params, NO_PIXELS)
+        pd.step()
+        load, = pd.side._loads
+        until(lambda: pd.step() or load._transfer.done(), "the outputs")
+    monkeypatch.setattr(consumer_module, "_SOON", 0)
+    told = told_after(pd, monkeypatch)
+    assert pd.run("y")[0] == "LENGTH" and early[-1]
+    pd.idle()
+    e.idle()
+    assert told == [True]
+
+
+@pytest.mark.parametrize("other", ["an empty step", "tokens of another request"])
+def test_steps_that_are_scheduled_ahead(known, monkeypatch, other):
+    """As with asynchronous scheduling: rights are used up after the tokens of the request, and not after those of another step."""
+    e, pd, early = known
+    params = encode(e, "z", images(2, 13))
+    steps = []
+    if other != "an empty step":
+        pd.add("text", [])
+        steps.append(scheduled(pd, "text"))
+    told = told_after(pd, monkeypatch)
+    pd.add("z", images(2, 13), params, NO_PIXELS)
+    steps.append(scheduled(pd, "z"))
+    if len(steps) > 1:
+        pd._work(*steps.pop(0))
+    steps += [pd._schedule() for _ in range(2)]
+    assert not told and early[-1]
+    for step in steps:
+        pd._work(*step)
+    pd.idle()
+    e.idle()
+    assert told == [True]
+
+
+def test_a_load_at_once_that_fails_gives_its_right_back(known, monkeypatch):
+    e, pd, early = known
     wanted, read = images(2, 9), pd.side._client.read
     params = encode(e, "u", wanted)
 
@@ -178,10 +249,8 @@ def test_a_load_at_once_that_fails_gives_its_right_back(engine, monkeypatch):
     e.idle()
 
 
-def test_an_encoder_hears_of_consumers_that_read(engine, monkeypatch):
-    e = engine("e", "ec_producer")
-    pd, early = consumer(engine, "pd")
-    meet(e, pd, early, "v")
+def test_an_encoder_hears_of_consumers_that_read(known, monkeypatch):
+    e, pd, early = known
     heard = dict(e.side._exports._heard)
     load(e, pd, "w", images(1, 10))
     assert e.side._exports._heard == heard, "it was heard of just now"
@@ -192,10 +261,8 @@ def test_an_encoder_hears_of_consumers_that_read(engine, monkeypatch):
     assert list(e.side._exports._heard) == list(heard)
 
 
-def test_an_encoder_with_another_session_is_met_again(engine, agents):
-    e = engine("e", "ec_producer")
-    pd, early = consumer(engine, "pd")
-    meet(e, pd, early, "j")
+def test_an_encoder_with_another_session_is_met_again(known, agents):
+    e, pd, early = known
     e.idle()
     agents[0].restart()
     until(lambda: e.side._client.connected, "the encoder's session")

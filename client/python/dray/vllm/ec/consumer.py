@@ -121,7 +121,7 @@ class ConsumerSide(Reader):
         self._doors = Doors()
         self._pools = PoolRemotes(client)
         self._sources: dict[Loading, _Source] = {}
-        self._loaded: list[_Source] = []  # without their rights, for the step that is being scheduled or computed
+        self._loaded: list[tuple[int, _Source]] = []  # without their rights, for that step, which is being scheduled or computed
         self._read: list[_Source] = []  # whose encoders are to be told that nothing is read any more
 
     def _learn(self, want: Want, needed: Mapping[str, int]) -> None:
@@ -323,11 +323,9 @@ class ConsumerSide(Reader):
 
     def _end(self, load: Loading, now: float) -> None:
         source, error = self._sources.pop(load), load.error_of(load.items[0])
-        hold = source.hold
-        if hold is not None and hold.remote is not None and self._pools.is_stranger(source.offer.exports):
-            introduce(hold.remote)
-        elif hold is None and source.remote is not None and self._pools.is_silent(source.offer.exports, now):
-            introduce(source.remote)
+        hold, remote, exports = source.hold, source.remote, source.offer.exports
+        if remote is not None and (self._pools.is_stranger(exports) or self._pools.is_silent(exports, now)):
+            introduce(remote)
         super()._end(load, now)
         source.early = False
         if hold is None and error is not None and not isinstance(error, _NO_EXPORT):
@@ -338,20 +336,20 @@ class ConsumerSide(Reader):
 
     def has_loaded(self, source: _Source) -> None:
         """A request has the outputs of an offer without its right, which is used up when the step that uses them is over."""
-        self._loaded.append(source)
+        self._loaded.append((self._step, source))
 
     def take_output(self, step: int) -> None:
         super().take_output(step)
-        self._step_is_over()
+        self._steps_are_over(0, step)
 
     def build(self, output: SchedulerOutput, metadata: StepMetadata) -> None:
         if not output.num_scheduled_tokens:
-            self._step_is_over()
+            self._steps_are_over(metadata.number, metadata.number)  # those before it may be computed now, and have tokens
         super().build(output, metadata)
 
-    def _step_is_over(self) -> None:
-        self._read += self._loaded
-        self._loaded = []
+    def _steps_are_over(self, first: int, last: int) -> None:
+        self._read += [source for step, source in self._loaded if first <= step <= last]
+        self._loaded = [one for one in self._loaded if not first <= one[0] <= last]
 
     def _poll(self, rest: float, awaited: bool) -> None:
         tells = bool(self._read or self._has_copied) and self._current is None  # otherwise a request waits for its outputs before this step is scheduled

@@ -440,10 +440,10 @@ class Reader(ABC):
             for load in list(self._loads):
                 self._check(load, now)
             for want in list(self._active.values()):
+                self._advance(want, now)
                 for source in want.sources:
                     if not source.used:
                         source.keep(now)
-                self._advance(want, now)
 
     def _check(self, load: Loading, now: float) -> None:
         if not load.over:
