@@ -228,7 +228,8 @@ WIDE static uint32_t by_folding(uint32_t crc, const uint8_t *p, size_t n)
 	d = load512(p + 3 * REGISTER);
 	p += IN_FLIGHT;
 	for (n -= IN_FLIGHT; n >= IN_FLIGHT; n -= IN_FLIGHT, p += IN_FLIGHT) {
-		for (unsigned i = 0; i < IN_FLIGHT; i += REGISTER)
+		/* what lies behind the end may be written by others */
+		for (unsigned i = 0; n >= PAGE + IN_FLIGHT && i < IN_FLIGHT; i += REGISTER)
 			__builtin_prefetch(p + PAGE + i);
 		a = fold(a, flight, load512(p));
 		b = fold(b, flight, load512(p + REGISTER));
