@@ -212,8 +212,10 @@ def ec(lab, records, rounds):
         others = [other.name for other in pairs if not other.ours and (pair.how == "local" or other.how == "mooncake")]
         if pair.ours and others:
             best = min(others, key=lambda name: statistics.median(values[name]))
-            ratio, spread = ratio_of(ours, values[best])
-            beside = {"ceiling_name": best, "ceiling": statistics.median(values[best]), "ratio": ratio, "target": ("<=", 0.5)}
+            beside = {"ceiling_name": best, "ceiling": statistics.median(values[best])}
+            if min(*spread, *interval(values[best])) > 0:  # otherwise a ratio says nothing
+                beside["ratio"], spread = ratio_of(ours, values[best])
+                beside["target"] = "<=", 0.5
         records.add(f"{size} embeddings, {pair.name}{what}", statistics.median(ours), "ms", **beside, spread=spread)
 
 
