@@ -446,7 +446,7 @@ def test_device_lost(gpu_agent):
         until(lambda: gpus.status.imports == 1 and gpus.status.started == 1, "the release of the memory on the device")
         assert metric(agent, "dray_gpu_lost_total") == 1 and metric(agent, "dray_gpu_contexts") == 1
         assert agent.ctl("regions").count("lost") == 2
-        expect("not_found", first.export)
+        expect("gpu_lost", first.export)
         # the device is still lost
         assert "lost" in str(expect("gpu_lost", add_vmm, client, a))
         gpus.lose(0, lost=False)
