@@ -184,6 +184,47 @@ static void test_revoke_read_head_not_sent(void **state)
 	assert_true(n > 0);
 }
 
+/* Several READs in one send, of which the socket takes a part of the first answer. */
+static void start_stuck_reads(unsigned n)
+{
+	size_t bytes = 0;
+
+	hand_import_start(1, 20000);
+	for (unsigned i = 0; i < n; i++)
+		bytes += lab_frame(hand.payload + bytes, PMSG_FRAME_KIND_READ, i + 1, LAB_GRANT,
+				   &(struct pmsg_seg){ i * MIB, MIB }, 1);
+	assert_int_equal(send(hand.fd, hand.payload, bytes, 0), bytes);
+	lab_until(&hand.lab, hand_grant()->users == n);
+	lab_settle(&hand.lab);
+	assert_int_equal(hand_grant()->users, n);
+}
+
+/* Of answers that are sent together, those behind the first one report the drop, and their memory is not read any more. */
+static void test_revoke_reads_together(void **state)
+{
+	start_stuck_reads(4);
+	drop(OBJECT_GRANT, false);
+	assert_int_equal(b->n_dropped, 0);
+	hand.lab.skew_ns -= 100 * DRAY_NS_PER_SEC;
+	hand_expect_answer(PMSG_FRAME_KIND_READ_DATA, 1, 0, MIB);
+	assert_true(lab_receive(&hand.lab, hand.fd, hand.payload, MIB));
+	assert_true(lab_equal(b, 0, hand.payload, MIB));
+	for (unsigned i = 2; i <= 4; i++)
+		hand_expect_answer(PMSG_FRAME_KIND_READ_DATA, i, DRAY_E_REVOKED, 0);
+	assert_int_equal(b->n_dropped, 1);
+	assert_int_equal(b->closed.n, 0);
+	hand_import_finish();
+}
+
+static void test_revoke_reads_together_urgent(void **state)
+{
+	start_stuck_reads(4);
+	drop(OBJECT_REGION, true);
+	assert_int_equal(b->n_dropped, 1);
+	assert_int_equal(b->closed.n, 1);
+	hand_import_finish();
+}
+
 /* A drop looks at streams that have served frames since the last one, not at every stream of every peer. */
 static void test_idle_streams(void **state)
 {
@@ -274,6 +315,33 @@ static void test_read_fault(void **state)
 	hand_import_finish();
 }
 
+/* Of answers that are sent together, the one that faults reports it. */
+static void test_reads_fault(void **state)
+{
+	size_t bytes = 0;
+
+	hand_import_start(1, 0);
+	if (!lab_punch(b, MIB, 65536)) {
+		hand_import_finish();
+		skip();
+	}
+	for (unsigned i = 0; i < 4; i++)
+		bytes += lab_frame(hand.payload + bytes, PMSG_FRAME_KIND_READ, i + 1, LAB_GRANT,
+				   &(struct pmsg_seg){ i * MIB, MIB }, 1);
+	lab_send(&hand.lab, hand.fd, hand.payload, bytes);
+	for (unsigned i = 0; i < 4; i++) {
+		hand_expect_answer(PMSG_FRAME_KIND_READ_DATA, i + 1,
+				   i == 1 ? DRAY_E_REGION_FAULT : 0, i == 1 ? 0 : MIB);
+		if (i == 1)
+			continue;
+		assert_true(lab_receive(&hand.lab, hand.fd, hand.payload, MIB));
+		assert_true(lab_equal(b, i * MIB, hand.payload, MIB));
+	}
+	assert_int_equal(b->n_faults, 1);
+	assert_int_equal(hand_grant()->users, 0);
+	hand_import_finish();
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -285,10 +353,13 @@ int main(void)
 		cmocka_unit_test(test_revoke_read_urgent),
 		cmocka_unit_test(test_revoke_read_escalated),
 		cmocka_unit_test(test_revoke_read_head_not_sent),
+		cmocka_unit_test(test_revoke_reads_together),
+		cmocka_unit_test(test_revoke_reads_together_urgent),
 		cmocka_unit_test(test_idle_streams),
 		cmocka_unit_test(test_stream_that_serves_again),
 		cmocka_unit_test(test_write_fault),
 		cmocka_unit_test(test_read_fault),
+		cmocka_unit_test(test_reads_fault),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -3,8 +3,9 @@
  * The owning side: checks a peer's frames against its grants and answers them in order.
  *
  * Every frame enters a queue, and answers leave the front of the queue. At most one frame, `rx`, still
- * receives its payload or reads its memory; the frames behind it wait. Payload in host memory is received
- * and sent in place. Payload in GPU memory is cut into chunks, each with a staging buffer: a WRITE's chunk
+ * receives its payload or walks its ranges; the frames behind it wait. Large READs of one range of host memory
+ * need no walk, so that several are answered in one system call. Payload in host memory is received and sent in
+ * place. Payload in GPU memory is cut into chunks, each with a staging buffer: a WRITE's chunk
  * is received and then scattered, a READ's chunk is gathered and then sent. Most frames are one chunk.
  * While the GPU copies, further frames are received. A frame that gets no buffer blocks the frames behind it.
  *
@@ -62,18 +63,20 @@ static void chunk_release(struct serve *v)
 	dray_list_del(&v->waiter.link);
 }
 
-/* No further access to the frame's memory begins. A frame that is still `sending` needs the stream to be closed. */
+/* No further access to the frame's memory begins. One whose payload is being sent still needs the stream to be closed. */
 static void fail(struct serve_frame *f, uint32_t status)
 {
 	struct serve *v = f->serve;
 
 	if (!f->status)
 		f->status = status;
-	if (v->sending == f && !serve_head_gone(v)) {
-		/* Another head will report the error. */
-		v->out_wr -= PMSG_FRAME_SIZE;
-		v->sending = NULL;
-	}
+	for (uint32_t i = 0; i < v->n_sending; i++)
+		if (serve_frame_at(v, v->q_head + i) == f && (i || !serve_head_gone(v))) {
+			/* Another head will report the error, and those behind it follow. */
+			v->out_wr -= (v->n_sending - i) * PMSG_FRAME_SIZE;
+			v->n_sending = i;
+		}
+	f->taken |= f->base != NULL;
 	if (v->rx != f)
 		return;
 	chunk_release(v);
@@ -218,6 +221,16 @@ static int decode(struct serve *v, const uint8_t *bytes, const struct pmsg_frame
 	return sum == wire->length ? 0 : -EPROTO;
 }
 
+/* The bytes of the frame that has just been decoded, if they lie in one range; else NULL. */
+static uint8_t *only_range(struct serve *v, const struct serve_frame *f)
+{
+	struct iovec range;
+	uint64_t bytes;
+
+	grant_walk_ranges(&v->at, &f->held, &range, 1, &bytes);
+	return bytes == f->length ? range.iov_base : NULL;
+}
+
 /* Begins the frame. granted: its objects, if status is 0. */
 static void take_frame(struct serve *v, const struct pmsg_frame *wire, uint32_t status,
 		       const struct granted *granted)
@@ -240,12 +253,16 @@ static void take_frame(struct serve *v, const struct pmsg_frame *wire, uint32_t 
 		v->s.payload_left = wire->length;
 		v->s.sink = status != 0;
 	}
-	if (!f->taken)
-		v->rx = f;
 	if (!status) {
 		f->held = *granted;
 		granted_hold(granted);
 		f->host = object_region(granted->region)->memory == REGION_HOST;
+	}
+	if (f->host && !write && f->length > SERVE_SMALL_READ)
+		f->base = only_range(v, f);
+	if (!f->taken && !f->base)
+		v->rx = f;
+	if (v->rx && !status) {
 		v->chunks_left = f->host ? 0 : wire->length;
 		v->chunk_at = 0;
 		get_chunks(v);
@@ -485,7 +502,8 @@ void tcp_serve_close(struct tcp_stream *s, bool reset, bool report)
 	v->out_rd = v->out_wr = 0;
 	v->grace_ns = 0;
 	chunk_release(v);
-	v->rx = v->sending = NULL;
+	v->rx = NULL;
+	v->n_sending = 0;
 	for (; v->q_head != v->q_tail; v->q_head++) {
 		struct serve_frame *f = serve_frame_at(v, v->q_head);
 
@@ -509,21 +527,21 @@ static void frame_drop(struct serve_frame *f, const struct object *o)
 	struct serve *v = f->serve;
 	struct tcp_budget b = { INT64_MAX };
 
-	if (f->host && v->sending == f && serve_head_gone(v) && o->drop_mode != DROP_URGENT) {
-		if (serve_flush(v, &b) && v->sending == f) {
+	if (f->host && serve_sending(v) == f && serve_head_gone(v) && o->drop_mode != DROP_URGENT) {
+		if (serve_flush(v, &b) && serve_sending(v) == f) {
 			v->grace_ns = serve_core(v)->now_ns + GRACE_NS;
 			tcp_timer(v->s.tcp, v->grace_ns);
 		}
 		requeue(v);
 		return;
 	}
-	/* Copies in flight may end, but the frame waits for no further buffers. */
-	if (v->rx == f)
+	/* Copies in flight may end, but the frame waits for no further buffers, and no further head announces its memory. */
+	if (v->rx == f || f->base)
 		fail(f, grant_drop_code(o));
 	if (o->drop_mode == DROP_URGENT)
 		chunks_finish(f);
 	serve_frame_release(f);
-	if (f->host && v->sending == f)
+	if (f->host && serve_sending(v) == f)
 		tcp_serve_close(&v->s, true, true);
 	else
 		requeue(v);
@@ -539,7 +557,8 @@ void tcp_serve_drop(struct core *c, void *state, struct object *o)
 			dray_list_del(&v->serving_link);
 			continue;
 		}
-		for (uint32_t i = v->q_head, end = v->q_tail; i != end; i++)
+		/* the one that is being sent comes last, so that no answer behind it is sent with it */
+		for (uint32_t i = v->q_tail, end = v->q_head; i-- != end;)
 			if (granted_has(&serve_frame_at(v, i)->held, o))
 				frame_drop(serve_frame_at(v, i), o);
 	}

@@ -17,10 +17,11 @@ struct serve_frame {
 	struct serve *serve;
 	uint64_t slice, length; /* length: a READ's payload */
 	uint32_t status;
-	uint32_t copies;         /* in flight */
-	uint8_t kind;            /* of the answer */
-	bool host;               /* on host memory: it has no chunks */
-	bool taken;              /* no further payload will be received, or read from its memory */
+	uint32_t copies; /* in flight */
+	uint8_t kind;    /* of the answer */
+	bool host;       /* on host memory: it has no chunks */
+	bool taken;      /* no further payload will be received, or read from its memory */
+	uint8_t *base; /* the payload of a larger READ that is one range of host memory; else NULL */
 	struct granted held;     /* while their memory may be accessed */
 	struct dray_list chunks; /* struct stage_buffer, in order: being copied or to be sent */
 	uint8_t *found;          /* payload of a frame found, of `length` bytes; else NULL */
@@ -39,9 +40,13 @@ struct serve {
 	struct stage_buffer *chunk;    /* its payload is received into this */
 	uint64_t chunk_at;             /* bytes of it that were received */
 	uint64_t chunks_left;          /* bytes of the current frame without a buffer */
-	struct serve_frame *sending; /* READ or FIND whose answer's head is in `out` or was sent */
-	uint64_t sending_left;       /* bytes of its payload not yet sent */
-	uint64_t sent_of;            /* bytes sent of its first chunk */
+	/*
+	 * READs or a FIND at the front of the queue, whose answers' heads are the last ones in `out` or were sent. If there are
+	 * several, all have a `base`.
+	 */
+	uint32_t n_sending;
+	uint64_t sending_left; /* bytes of the first one's payload not yet sent */
+	uint64_t sent_of;      /* bytes sent of its first chunk */
 	struct stage_waiter waiter;
 	bool progressed; /* a copy has ended, a buffer is free, or a frame has failed */
 	uint64_t find;   /* number of the last frame find */
@@ -74,10 +79,16 @@ static inline void serve_chunks_release(struct serve_frame *f)
 		stage_put(serve_core(f->serve), b);
 }
 
-/* A byte of the last head in `out`, which is that of `sending`, was sent. */
+/* The first frame whose answer has payload that is being sent. NULL: there is none. */
+static inline struct serve_frame *serve_sending(struct serve *v)
+{
+	return v->n_sending ? serve_frame_at(v, v->q_head) : NULL;
+}
+
+/* A byte of its head was sent. */
 static inline bool serve_head_gone(const struct serve *v)
 {
-	return v->out_wr - v->out_rd < PMSG_FRAME_SIZE;
+	return v->out_wr - v->out_rd < v->n_sending * PMSG_FRAME_SIZE;
 }
 
 /* serve.c */

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Answers collect in an output buffer, which is sent after the received frames are handled: many
- * acknowledgements or small READ answers (copied into the buffer) go in one system call. The payload of a
- * large READ answer is sent from its place, behind that buffer. A peer that does not read its answers is
- * not served.
+ * Answers collect in an output buffer, which is sent after the received frames are handled: many acknowledgements or
+ * small READ answers (copied into the buffer) go in one system call. So do large READ answers of one range each, with the
+ * payload from its place behind each head. Another large answer is the last of its call. A peer that does not read its
+ * answers is not served.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -24,14 +24,16 @@ static void put_head(struct serve *v, const struct serve_frame *f)
 	v->out_wr += PMSG_FRAME_SIZE;
 }
 
-/* All payload of the answer was sent or is in `out`. */
+/* All payload of the first answer was sent or is in `out`. */
 static void sending_end(struct serve *v)
 {
-	struct serve_frame *f = v->sending;
+	struct serve_frame *f = serve_sending(v);
 
-	v->sending = NULL;
+	v->n_sending--;
 	v->grace_ns = 0;
 	v->q_head++;
+	if (v->n_sending)
+		v->sending_left = serve_sending(v)->length;
 	if (v->rx == f)
 		v->rx = NULL;
 	f->taken = true;
@@ -75,7 +77,7 @@ static bool answer_first(struct serve *v)
 		if (b && b->busy)
 			return false;
 		put_head(v, f);
-		v->sending = f;
+		v->n_sending = 1;
 		v->sending_left = f->length;
 		v->sent_of = 0;
 		if (f->host && f->length <= SERVE_SMALL_READ && f->length <= TCP_BUFFER - v->out_wr)
@@ -90,22 +92,38 @@ static bool answer_first(struct serve *v)
 	return true;
 }
 
+/* Adds the next answer to those that are being sent, if it is of their kind. */
+static bool answer_next(struct serve *v)
+{
+	struct serve_frame *f = serve_frame_at(v, v->q_head + v->n_sending);
+
+	if (!serve_sending(v)->base || !f->base || f->status)
+		return false;
+	put_head(v, f);
+	v->n_sending++;
+	return true;
+}
+
 void serve_answer(struct serve *v)
 {
-	while (v->q_head != v->q_tail && !v->sending && TCP_BUFFER - v->out_wr >= PMSG_FRAME_SIZE)
-		if (!answer_first(v))
+	while (v->q_head + v->n_sending != v->q_tail && TCP_BUFFER - v->out_wr >= PMSG_FRAME_SIZE)
+		if (!(v->n_sending ? answer_next(v) : answer_first(v)))
 			return;
 }
 
-/* The places of the next payload bytes to send, in `sending`. */
+/* The places of the next payload bytes to send, of the first answer. */
 static unsigned payload(struct serve *v, struct iovec *iov, unsigned max)
 {
-	struct serve_frame *f = v->sending;
+	struct serve_frame *f = serve_sending(v);
 	uint64_t skip = v->sent_of, bytes;
 	unsigned n = 0;
 
 	if (!f)
 		return 0;
+	if (f->base) {
+		iov[0] = (struct iovec){ f->base + (f->length - v->sending_left), v->sending_left };
+		return 1;
+	}
 	if (f->host)
 		return grant_walk_ranges(&v->at, &f->held, iov, max, &bytes);
 	if (f->found) {
@@ -130,13 +148,13 @@ bool serve_out_pending(struct serve *v)
 
 static void payload_sent(struct serve *v, uint64_t n)
 {
-	struct serve_frame *f = v->sending;
+	struct serve_frame *f = serve_sending(v);
 
 	tcp_count_sent(&v->s, n);
 	v->sending_left -= n;
-	if (f->host)
+	if (f->host && !f->base)
 		grant_walk_advance(&v->at, n);
-	else
+	else if (!f->host)
 		v->sent_of += n;
 	dray_list_for_each(&f->chunks, b, struct stage_buffer, link) {
 		if (v->sent_of < b->bytes || b->busy)
@@ -148,14 +166,50 @@ static void payload_sent(struct serve *v, uint64_t n)
 		sending_end(v);
 }
 
-/* The kernel has taken n bytes of the output buffer and the payload behind it. */
+/* Where the output buffer goes on behind the payload of the first `done` answers. */
+static uint32_t out_part(const struct serve *v, uint32_t done)
+{
+	uint32_t behind = v->n_sending > done ? v->n_sending - done - 1 : 0;
+
+	return v->out_wr - behind * PMSG_FRAME_SIZE;
+}
+
+/* The next bytes to send: the output buffer, with the payload of at most so many answers where it belongs. */
+static unsigned gather_answers(struct serve *v, struct iovec *iov, uint32_t answers)
+{
+	uint32_t at = v->out_rd;
+	unsigned n = 0;
+
+	answers = dray_min(answers, v->n_sending);
+	for (uint32_t i = 0; i < dray_max(answers, 1U); i++) {
+		const struct serve_frame *f = serve_frame_at(v, v->q_head + i);
+		uint32_t end = out_part(v, i);
+
+		if (end > at)
+			iov[n++] = (struct iovec){ v->out + at, end - at };
+		at = dray_max(at, end);
+		if (i)
+			iov[n++] = (struct iovec){ f->base, f->length };
+		else
+			n += payload(v, iov + n, TCP_IOV - 1);
+	}
+	return n;
+}
+
+/* The kernel has taken the next n bytes. */
 static void sent(struct serve *v, uint64_t n)
 {
-	uint64_t head = dray_min(n, (uint64_t)(v->out_wr - v->out_rd));
+	while (n) {
+		uint32_t end = out_part(v, 0);
+		uint64_t part = end > v->out_rd ? dray_min(n, (uint64_t)(end - v->out_rd)) : 0;
 
-	v->out_rd += (uint32_t)head;
-	if (n > head)
-		payload_sent(v, n - head);
+		v->out_rd += (uint32_t)part;
+		n -= part;
+		part = v->n_sending ? dray_min(n, v->sending_left) : 0;
+		if (part)
+			payload_sent(v, part);
+		n -= part;
+	}
 	if (v->out && v->out_rd == v->out_wr) {
 		tcp_pool_put(v->s.tcp, v->out);
 		v->out = NULL;
@@ -163,28 +217,34 @@ static void sent(struct serve *v, uint64_t n)
 	}
 }
 
+/* A head that was sent has announced payload that will not come. */
+static bool announced_in_vain(struct serve *v)
+{
+	return v->n_sending && serve_sending(v)->status;
+}
+
 bool serve_flush(struct serve *v, struct tcp_budget *b)
 {
 	struct tcp *t = v->s.tcp;
-	/* A head that was sent has announced payload that will not come. */
-	bool broken = v->sending && v->sending->status;
+	uint32_t answers = UINT32_MAX;
+	bool broken = announced_in_vain(v);
 
 	while (!broken && v->s.writable && b->left > 0 && serve_out_pending(v)) {
-		unsigned k = 0;
-		ssize_t n;
+		struct serve_frame *f = serve_sending(v);
+		unsigned k = gather_answers(v, t->iov, answers);
+		ssize_t n = tcp_stream_send(&v->s, t->iov, k, b);
 
-		if (v->out_wr > v->out_rd)
-			t->iov[k++] = (struct iovec){ v->out + v->out_rd, v->out_wr - v->out_rd };
-		k += payload(v, t->iov + k, TCP_IOV - 1);
-		n = tcp_stream_send(&v->s, t->iov, k, b);
 		if (n >= 0)
 			sent(v, (uint64_t)n);
-		else if (n == -EFAULT && v->sending && v->sending->host)
-			serve_frame_fault(v->sending);
+		else if (n == -EFAULT && v->n_sending > 1 && answers > 1)
+			/* one answer at a time, to find the one that faults */
+			answers = 1;
+		else if (n == -EFAULT && f && f->host)
+			serve_frame_fault(f);
 		else
 			broken = n != -EAGAIN;
 		serve_answer(v);
-		broken |= v->sending && v->sending->status;
+		broken |= announced_in_vain(v);
 	}
 	if (broken)
 		tcp_serve_close(&v->s, true, true);
