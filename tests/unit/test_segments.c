@@ -79,7 +79,7 @@ struct agent {
  * connections.
  */
 static struct server owner;
-static char port[8], automatic[] = "auto";
+static char port[8], automatic[] = "auto", no_agent[] = "";
 static char *ports[] = { port };
 
 static void on_changed(void *arg, const struct segment_info *s, enum dmsg_segment_state old)
@@ -98,6 +98,7 @@ static const struct segments_upcalls upcalls = { .changed = on_changed, .preferr
 static void configure(struct dray_config *cfg)
 {
 	cfg->segment.preferred = automatic;
+	cfg->store.put_at = no_agent;
 	cfg->segment.ports = (struct dray_strv){ .v = ports, .n = 1 };
 	cfg->segment.expiry = 3600 * DRAY_NS_PER_SEC;
 	cfg->probe.interval = 10 * DRAY_NS_PER_SEC;
@@ -253,11 +254,25 @@ static void test_killed_at_any_change(void **state)
 	assert_true(ready);
 }
 
+/* PUTs go to agents with stores, whatever segments there are. */
+static void test_no_store(void **state)
+{
+	struct preferred p;
+	struct agent a;
+
+	agent_open_first(&a);
+	segments_preferred(a.segments, "store:kv", NULL, &p);
+	assert_string_equal(p.name, "");
+	assert_non_null(strstr(p.reason, "has no store"));
+	agent_close(&a);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(test_stopped_as_soon_as_ready, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_killed_at_any_change, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_no_store, set_up, tear_down),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
