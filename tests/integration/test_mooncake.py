@@ -22,6 +22,7 @@ import pytest
 from dray import errors
 from dray.mooncake import _letters as letters
 from dray.mooncake import _handshake, _local, _objects, _peers, _transfer
+from dray.mooncake._batch import Batch, Column
 from dray.mooncake._carry import Carrier
 from dray.mooncake._options import Options
 from dray.mooncake._slots import DATA_MAX, HEAD, OPS_MAX, chunks
@@ -838,3 +839,47 @@ def test_chunks():
     assert [op for part in parts for op in part][:4] == [(0, 1 << 40, DATA_MAX), (DATA_MAX, (1 << 40) + DATA_MAX, DATA_MAX),
                                                          (2 * DATA_MAX, (1 << 40) + 2 * DATA_MAX, 5), (1 << 20, 7, 10)]
     assert sum(n for part in parts for _, _, n in part) == sum(n for _, _, n in ops)
+
+
+class Number:
+    """Neither an int nor comparable."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __index__(self):
+        return self.value
+
+
+@pytest.mark.parametrize("kind", [list, tuple, iter, lambda values: [Number(n) for n in values], lambda values: [values[0], *map(Number, values[1:])]], ids=range(5))
+@pytest.mark.parametrize("lengths", [[4096], [1, 4096, 70000]], ids=["same", "different"])
+def test_columns(kind, lengths):
+    """Pieces as columns are the same as one by one, at any addresses."""
+    rng = random.Random(7)
+    for count in 1, 2, 3, 1000:
+        for start in 0, 1, 1 << 32, (1 << 47) - 5, (1 << 63) + 12345:
+            here, there = ([start + rng.choice([0, 1, rng.randrange(1 << 40)]) for _ in range(count)] for _ in range(2))
+            sizes = [rng.choice(lengths) for _ in range(count)]
+            batch = Batch(*(Column(kind(values)) for values in (here, there, sizes)))
+            assert len(batch) == count and batch.ops() == list(zip(here, there, sizes)) and batch.local() == list(zip(here, sizes))
+            for values, span in (here, batch.span), (there, batch.peer_span):
+                assert span == (min(values), max(map(sum, zip(values, sizes))) - min(values))
+            low = min(here), min(there)
+            assert batch.placed(*low).tolist() == [word for h, t, n in zip(here, there, sizes) for word in (h - low[0], t - low[1], n)]
+            assert batch.placed(0, 0).tolist() == [word for op in zip(here, there, sizes) for word in op]
+
+
+def test_columns_without_bytes():
+    """Pieces of no bytes are left out; a list that changes afterwards, or numbers that do not fit, make no difference to those that are moved."""
+    rows = [(9, 8, 0), (1, 2, 3), (4, 5, 0), (7, 7, 7)]
+    columns = [list(column) for column in zip(*rows)]
+    made = [Column(column) for column in columns]
+    for column in columns:
+        column[:] = [0]
+    assert Batch(*made).ops() == [(1, 2, 3), (7, 7, 7)] and Batch(*made).span == (1, 13)
+    assert not len(Batch(Column([1, 2]), Column([3, 4]), Column([0, 0]))) and not len(Batch(Column(()), Column(()), Column(())))
+    with pytest.raises(errors.Invalid):
+        Batch(Column([1]), Column([1]), Column([]))
+    for wrong in [-1], [1 << 64], ["a"], [1.5], [None], 5:
+        with pytest.raises(TypeError):
+            Column(wrong)

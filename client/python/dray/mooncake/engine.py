@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from .. import errors
 from ..handles import Region
 from ..memory import Memory
-from ._batch import Batch, words
+from ._batch import Batch, Column, words
 from ._copy import peek, poke
 from ._core import Core
 from ._handshake import probe
@@ -293,7 +293,7 @@ class TransferEngine:
                             lengths: Sequence[int], opcode: TransferOpcode, notify: TransferNotify | None = None,
                             transport_hint: str = "") -> int:
         """transfer_sync() for each, with one notification after all."""
-        columns = words(buffers), words(peer_buffer_addresses), words(lengths)
+        columns = Column(buffers), Column(peer_buffer_addresses), Column(lengths)
         _expect_opcode(opcode)
         return _code(f"a transfer with {target_hostname}", lambda: self._transfer(target_hostname, Batch(*columns), opcode, notify))
 
@@ -337,7 +337,7 @@ class TransferEngine:
     def batch_transfer_async(self, target_hostname: str, buffers: Sequence[int], peer_buffer_addresses: Sequence[int],
                              lengths: Sequence[int], opcode: TransferOpcode, transport_hint: str = "") -> int:
         """Starts batch_transfer_sync(); returns its number for get_batch_transfer_status(), 0 after an error."""
-        columns = words(buffers), words(peer_buffer_addresses), words(lengths)
+        columns = Column(buffers), Column(peer_buffer_addresses), Column(lengths)
         _expect_opcode(opcode)
 
         def work() -> int:
