@@ -337,6 +337,43 @@ def test_cut_answers(importer, n):
                 local.write([(0, engine.base, 4096)]).result(LIMIT)
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_slow_answer(importer, version):
+    """Bytes of an answer that come too slowly for an event of the socket are progress all the same; a silent engine is not waited for."""
+    agent = importer(transfer__slice_timeout="1s")
+    content, step = noise(MIB, 5), 200 << 10
+    silent = threading.Event()
+    with Fake(agent, MIB, version) as engine, Local(agent, engine.endpoint, MIB) as local:
+        engine.memory[:] = content
+
+        def slow(sock, op, address, length):
+            engine.serve = engine.serve_request
+            if version == 2:
+                sock.sendall(struct.pack("<Q", rig.OK))
+            for at in range(0, length, step):
+                until(lambda: counter(agent, "read_bytes_total") == at, "the bytes so far")
+                sock.sendall(content[at:at + step])
+
+        def stop(sock, op, address, length):
+            engine.serve = engine.serve_request
+            sock.sendall((struct.pack("<Q", rig.OK) if version == 2 else b"") + content[:step])
+            silent.wait()
+
+        engine.serve = slow
+        local.read([(0, engine.base, MIB)]).result(LIMIT)
+        assert local.view == content and len(engine.requests) == 1
+        local.view[:] = bytes(MIB)
+        engine.serve = stop
+        local.read([(0, engine.base, MIB)]).result(LIMIT)
+        assert local.view == content and len(engine.requests) == 3
+        # the marks of large answers do not outlast them
+        for at in range(0, 64 << 10, 4096):
+            local.write([(0, engine.base + at, 4096)]).result(LIMIT)
+            local.read([(MIB // 2, engine.base + at, 4096)]).result(LIMIT)
+            assert local.view[MIB // 2:MIB // 2 + 4096] == content[:4096]
+        silent.set()
+
+
 @pytest.mark.parametrize("status", [0, 1, 0x4D435456, 0x5643544D << 32, (1 << 64) - 1])
 def test_wrong_status(importer, status):
     """What is no status ends the connection, and that transfer with an error."""

@@ -3,11 +3,11 @@
  * How many bytes of a data connection wake the worker (SO_RCVLOWAT). Where an engine and the worker share a processor, each wake-up
  * takes it from the engine, which would then send the next bytes.
  *
- * Within a large payload, the mark is what is left of it, up to a limit. Between requests, it depends on the last ones: Mooncake sends
- * the head of a write and its payload by two system calls, so that the head would wake the worker, which then waits once more. After
- * many small writes, each soon after the one before, the mark is therefore a head and the first byte of its payload. It costs nothing
- * as long as such writes go on. When none comes soon, a timer ends the mark, and as many writes set it again. If the timer finds the
- * head of a read, which comes alone and had to wait, the connection needs twice as many from then on.
+ * Within a large payload, also that of an engine's answer, the mark is what is left of it, up to a limit. Between requests, it depends
+ * on the last ones: Mooncake sends the head of a write and its payload by two system calls, so that the head would wake the worker,
+ * which then waits once more. After many small writes, each soon after the one before, the mark is therefore a head and the first byte
+ * of its payload. It costs nothing as long as such writes go on. When none comes soon, a timer ends the mark, and as many writes set it
+ * again. If the timer finds the head of a read, which comes alone and had to wait, the connection needs twice as many from then on.
  *
  * The timer is a descriptor, because it is set once for many sleeps of the worker: a timeout of each of them costs more than the
  * wake-up that is saved, where setting the processor's timer leaves a virtual machine.
@@ -58,20 +58,39 @@ void mooncake_marks_deinit(struct mooncake *m)
 	dray_close(fd);
 }
 
-/* A failure is ignored: then it comes earlier. */
+/* wake: the mark that the socket has. A failure is ignored: then it comes earlier. */
+static void set_mark(int fd, int *wake, int bytes)
+{
+	if (bytes != *wake && setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &bytes, sizeof(bytes)) == 0)
+		*wake = bytes;
+}
+
 static void wake_at(struct mooncake_conn *c, int bytes)
 {
-	if (bytes != c->wake &&
-	    setsockopt(c->fd, SOL_SOCKET, SO_RCVLOWAT, &bytes, sizeof(bytes)) == 0)
-		c->wake = bytes;
+	set_mark(c->fd, &c->wake, bytes);
+}
+
+static int mark_within(uint64_t left)
+{
+	return left < WAKE_LEAST ? 1 : (int)dray_min(left, (uint64_t)WAKE_BYTES);
 }
 
 void mooncake_mark_payload(struct mooncake_conn *c)
 {
-	if (c->left >= WAKE_LEAST)
-		wake_at(c, (int)dray_min(c->left, (uint64_t)WAKE_BYTES));
-	else if ((uint64_t)c->wake > c->left)
-		wake_at(c, 1);
+	/* the mark of a head wakes for a small payload as well, if that is not smaller */
+	if (c->left >= WAKE_LEAST || (uint64_t)c->wake > c->left)
+		wake_at(c, mark_within(c->left));
+}
+
+void mooncake_mark_answer(struct mooncake_stream *s)
+{
+	const struct mooncake_calls *q = &s->calls;
+	uint64_t left = 0;
+
+	/* not before its status has come, behind which a refused call has nothing */
+	if (q->head != q->sent && q->received_of > MOONCAKE_STATUS_BYTES)
+		left = mooncake_calls_answer(q, &q->v[q->head % MOONCAKE_CALLS]) - q->received_of;
+	set_mark(s->fd, &s->wake, mark_within(left));
 }
 
 void mooncake_mark_head(struct mooncake_conn *c)

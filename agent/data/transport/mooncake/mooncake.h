@@ -84,6 +84,7 @@ struct mooncake_stream {
 	struct dray_list link;       /* on ch->streams, or m->over */
 	struct dray_list ready_link; /* on m->calling[class] */
 	int fd;
+	int wake; /* its SO_RCVLOWAT */
 	enum mooncake_stream_state state;
 	bool readable, writable, hup;
 	bool useful;  /* a call was answered since it is open */
@@ -173,6 +174,8 @@ void mooncake_mark_payload(struct mooncake_conn *c);
 /* The payload of a write is over. */
 void mooncake_mark_head(struct mooncake_conn *c);
 void mooncake_marks_tick(struct mooncake *m);
+/* More answers of the engine are awaited, or none. */
+void mooncake_mark_answer(struct mooncake_stream *s);
 
 static inline void mooncake_timer(struct mooncake *m, int64_t when_ns)
 {

@@ -148,4 +148,6 @@ void mooncake_stream_receive(struct mooncake_stream *s, int64_t *budget)
 		if (s->state == MOONCAKE_ENDING && s->calls.head == s->calls.tail)
 			mooncake_stream_end(s, false);
 	}
+	if (s->fd >= 0 && !s->readable)
+		mooncake_mark_answer(s);
 }

@@ -117,6 +117,7 @@ static int connect_now(struct mooncake_stream *s)
 	if (r < 0)
 		return r;
 	s->fd = dray_take_fd(fd);
+	s->wake = 1;
 	s->state = MOONCAKE_CONNECTING;
 	s->connect_by_ns = c->now_ns + c->cfg.connect_timeout_ns;
 	mooncake_timer(m, s->connect_by_ns);
@@ -223,6 +224,20 @@ void mooncake_stream_step(struct mooncake_stream *s, int64_t *budget)
 		mooncake_pull_later(s->ch);
 }
 
+/* Receives bytes that are too few for an event of the socket. True: there were some. May end the stream. */
+static bool look(struct mooncake_stream *s)
+{
+	int64_t budget = MOONCAKE_STEP_BYTES, moved_ns = s->moved_ns;
+
+	if (s->wake == 1)
+		return false;
+	s->readable = true;
+	mooncake_stream_receive(s, &budget);
+	if (mooncake_stream_wants(s))
+		ready_later(s);
+	return s->state == MOONCAKE_OVER || s->moved_ns != moved_ns;
+}
+
 bool mooncake_stream_tick(struct mooncake_stream *s)
 {
 	struct mooncake *m = mooncake_of(s->ch);
@@ -251,7 +266,8 @@ bool mooncake_stream_tick(struct mooncake_stream *s)
 	}
 	if (s->state != MOONCAKE_OVER && s->calls.head != s->calls.tail) {
 		if (c->now_ns >= limit) {
-			mooncake_stream_lose(s, false, 0, NULL);
+			if (!look(s))
+				mooncake_stream_lose(s, false, 0, NULL);
 			ended = true;
 		} else {
 			mooncake_timer(m, limit);
