@@ -249,11 +249,10 @@ class Consumer:
 
     def first_token(self, rows, before=lambda: None):
         """Microseconds that hooks and the model's reading of the output take until a request with a new image of so many embeddings has its
-        first token, minus the same with its output in the engine's cache."""
+        first token, minus the same with its output in the engine's cache, where a request has read it before."""
         image = f"image {next(numbers)}"
-        remote = self._until_token(image, rows, self.offers(image, rows), before)
-        self.pd.scheduler.reset_prefix_cache()  # otherwise the output would not be needed
-        return remote - self._until_token(image, rows, None, before)
+        remote, _, cached = [self._until_token(image, rows, params, before) for params in (self.offers(image, rows), None, None)]
+        return remote - cached
 
     def _until_token(self, image, rows, params, before):
         name, taken = f"request {next(numbers)}", 0.0
@@ -263,8 +262,9 @@ class Consumer:
             taken += self.timed.step()
         if self.pd.answers[name][0] != "LENGTH" or self.pd.encoded:
             raise c.CannotRun(f"a request of {self.pd.name} has ended with {self.pd.answers[name][0]}, after {len(self.pd.encoded)} images were encoded")
-        until(lambda: self.pd.step() or self.pd.side is None or self.pd.side.idle, "nothing left of the request")
+        until(lambda: self.pd.step() or self.pd.side is None or self.pd.side.idle and self.pd.worker._worker.idle, "nothing left of the request")
         self.timed.spent = 0.0
+        self.pd.scheduler.reset_prefix_cache()  # otherwise the output would not be needed
         return taken
 
 

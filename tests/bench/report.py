@@ -150,9 +150,9 @@ The rows "from PD's scheduler to its model" are the same difference of the part 
 the request until the inputs of its model are there."""),
     ("vllm_ec_hooks", "vLLM: the hooks of the connectors of encoder outputs", """\
 What the hooks of a consumer's connector take until a request with a new image has its first token, minus the same with its output in the engine's own
-cache, with vLLM's scheduler and without a model:
+cache, where a request has read it before, with vLLM's scheduler and without a model:
 those of the scheduler and of the worker together, with what goes between their processes. 512 bytes an embedding. With `local`, PD reads in E's pool, and the output is
-checked and copied; with `tcp`, two agents move it meanwhile. ECExampleConnector maps a file, whose pages the model reads later.
+checked, and copied if it has up to 128 KiB; with `tcp`, two agents move it meanwhile. ECExampleConnector maps a file, whose pages the model reads later.
 In an engine the model has used the processor's caches between two requests: rows with emptied caches are nearer to that."""),
     ("vllm_ec_bytes", "vLLM: the bytes of encoder outputs", """Bytes a second of loads of outputs by the scheduler sides of `DrayECConnector`, without engines: by the agent's clock, and from the start of the load to the step of
 PD that sees its end. The ceiling is a transfer of as many bytes that were just written, by a new right, between the same pools, all of whose pages

@@ -9,10 +9,11 @@ import signal
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from dray.memory import Memory
-from dray.vllm.ec import consumer, worker
+from dray.vllm.ec import consumer, mapped, worker
 from dray.vllm.ec.door import Door, Doors
 from dray.vllm.ec.header import MAGIC
 from dray.vllm.ec.inplace import Opened, PoolFile, Vacate, open_named
@@ -168,6 +169,80 @@ def test_a_reader_that_stands_still(agents, engine):
     finally:
         process.kill()
         process.communicate()
+    e.idle()
+
+
+@pytest.fixture
+def met(engine, monkeypatch):
+    """An encoder, and a consumer whose worker maps outputs in its pool, and copies them in its next step."""
+    monkeypatch.setattr(worker, "_COPIED", 0)
+    monkeypatch.setattr(mapped, "_MOMENT", mapped._NOW.__class__(0, 0, 600, 0))
+    e, pd = engine("e", "ec_producer"), engine("pd", "ec_consumer")
+    side, numbers = pd.worker._worker, itertools.count()
+    until(lambda: side._doors.find(e.side._door.name) or one_output(e, pd, f"met-{next(numbers)}") and False, "the worker has the pool")
+    pd.idle()
+    return e, pd, side
+
+
+def one_output(e, pd, name, **how):
+    return pd.run(pd.add(name, [(name, 240)], encode(e, name, [(name, 240)]), NO_PIXELS, **how))
+
+
+def is_mapped(pd, name):
+    pool, = (pool for pool in pd.worker._worker._doors._pools.values() if pool)
+    return 0 <= pd.cache[name].data_ptr() - pool.checksums.address < len(pool._map)
+
+
+def test_the_first_token_waits_for_no_copy(met):
+    """The model reads the encoder's pool, and a copy from the next step on."""
+    e, pd, worker = met
+    pd.add("m", [("m", 240)], encode(e, "m", [("m", 240)]), NO_PIXELS, tokens=3)
+    pd.step()
+    assert is_mapped(pd, "m") and not worker.idle
+    pd.step()
+    assert not is_mapped(pd, "m") and worker.idle
+    assert pd.run("m")[0] == "LENGTH"
+    assert one_output(e, pd, "m2")[0] == "LENGTH" and is_mapped(pd, "m2") and not pd.encoded
+    del pd.cache["m2"]
+    pd.run(pd.add("text", []))
+    assert worker.idle and "m2" not in pd.cache
+    pd.idle()
+    e.idle()
+
+
+def test_an_idle_engine_gives_the_place_back(met, monkeypatch):
+    """No step of its worker follows."""
+    e, pd, worker = met
+    assert one_output(e, pd, "i1")[0] == "LENGTH" and is_mapped(pd, "i1")
+    pd.idle()
+    e.idle()
+    e.side._pool.clear()
+    e.side._pool.look()
+    assert not worker.idle and e.side._pool._read, "the place of an output that the model may read is free"
+    worker._mapped._start(mapped._NOW)
+    until(lambda: worker.idle, "it was copied")
+    e.side._pool.look()
+    assert not e.side._pool._read and is_mapped(pd, "i1")
+    pd.run(pd.add("i3", [("i1", 240)]))
+    assert not is_mapped(pd, "i1") and not pd.encoded
+
+
+def test_an_encoder_ends_while_its_output_is_mapped(met):
+    e, pd, worker = met
+    assert one_output(e, pd, "x")[0] == "LENGTH" and is_mapped(pd, "x")
+    pool = worker._doors.find(e.side._door.name)
+    e.side._door.close()
+    until(lambda: not pools(worker._doors), "the pool is given up")
+    assert pool.fd >= 0 and pd.run(pd.add("y", [("x", 240)]))[0] == "LENGTH" and not pd.encoded
+    assert pool.fd == -1 and worker.idle
+
+
+def test_a_system_without_timers(met, monkeypatch):
+    e, pd, worker = met
+    worker._mapped._timer = -1
+    monkeypatch.setattr(mapped, "_libc", SimpleNamespace(timerfd_create=lambda *how: -1))
+    assert one_output(e, pd, "t")[0] == "LENGTH" and not is_mapped(pd, "t") and worker.idle
+    pd.idle()
     e.idle()
 
 

@@ -18,16 +18,16 @@ def checksum_at(address: int, length: int, before: int = 0) -> int:
 
 
 class Checksums:
-    """Checksums of parts of one memory, as of checksum() with less around it. The memory cannot move while the object lives."""
+    """Checksums of parts of one memory, as of checksum() with less around it. The memory cannot move while the object lives. address: where it starts."""
 
-    __slots__ = ("_address", "_length", "_view")
+    __slots__ = ("_length", "_view", "address")
 
     def __init__(self, memory: object) -> None:
         self._view = View(memory)
-        self._address, self._length = int(self._view.buffer.buf), self._view.buffer.len
+        self.address, self._length = int(self._view.buffer.buf), self._view.buffer.len
 
     def __call__(self, offset: int, length: int) -> int:
         """Of `length` bytes from `offset` on, which lie in the memory."""
         if not 0 <= offset <= offset + length <= self._length:
             raise errors.Invalid(f"{length} bytes at {offset} of a memory of {self._length}")
-        return checksum_at(self._address + offset, length)
+        return checksum_at(self.address + offset, length)

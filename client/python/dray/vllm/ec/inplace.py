@@ -11,6 +11,7 @@ the reading engine's open file: it ends when that engine releases the output, or
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import mmap
 import os
@@ -18,7 +19,9 @@ import stat
 import struct
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from ..._checksums import Checksums
 from ...memory import Memory
@@ -69,6 +72,7 @@ class PoolFile:
         self.checksums = Checksums(self.view)
         self._held: dict[int, list[int]] = {}  # [length, how often], by start
         self._given_up = False
+        self._tensor: Any = None  # over all of it, in the process of a worker
         self._busy = threading.Lock()
 
     def populate(self) -> None:
@@ -114,6 +118,15 @@ class PoolFile:
         with self._busy:
             return bytearray(self.view[start:start + length]) if self.fd >= 0 else None
 
+    def tensor(self, dtype: Any, shape: tuple[int, int], start: int) -> Any:
+        """A range that is held as a tensor, which stays mapped as long as it lives. Nobody must write to it. dtype: always the same."""
+        if self._tensor is None:
+            # in an object that does not say that it cannot be written, of which PyTorch would warn
+            memory: Any = (ctypes.c_char * len(self._map)).from_address(self.checksums.address)
+            memory.mapped = self.view[:]
+            self._tensor = torch.frombuffer(memory, dtype=dtype)
+        return self._tensor.as_strided(shape, (shape[1], 1), start // dtype.itemsize)
+
     def give_up(self) -> None:
         """Nothing more will be held."""
         with self._busy:
@@ -124,6 +137,7 @@ class PoolFile:
         if self._given_up and not self._held and self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+            self._tensor = None
             del self.checksums  # which has the view
             with contextlib.suppress(BufferError):  # unmapped with the last view
                 self.view.release()

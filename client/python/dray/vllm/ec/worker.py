@@ -16,12 +16,14 @@ from ...memory import Memory
 from .door import Doors
 from .gpu_pool import GpuPool
 from .header import HEADER, HEADER_BYTES, pack, read, seal, sealed
+from .mapped import MappedOutputs
 from .pieces import SLOTS, piece_of, slot
 from .protocol import Place, StepMetadata, WorkerMetadata
 
 __all__ = ["WorkerSide"]
 
 _logger = logging.getLogger("vllm.dray")
+_COPIED = 128 << 10  # bytes of an output that are copied sooner than they are mapped
 
 
 class WorkerSide:
@@ -36,10 +38,12 @@ class WorkerSide:
         self._kept: dict[bytes, Any] = {}  # bytes of outputs that move in pieces, by nonce
         self._copied: int | None = None  # the step whose loads are complete
         self._doors = Doors()
+        self._mapped = MappedOutputs(dtype)
 
     def step(self, metadata: StepMetadata) -> None:
         """What the scheduler side has decided for this step."""
         self._metadata = metadata
+        self._mapped.step()
         if self._memory is None and self._gpu is None and (metadata.saves or metadata.pieces or not all(place.path for place in metadata.loads.values())):
             self._gpu = GpuPool.find(metadata.pool[0])
             if self._gpu is None:
@@ -50,9 +54,15 @@ class WorkerSide:
             if place.nonce in self._kept:
                 self._store_piece(place, index)
 
+    @property
+    def idle(self) -> bool:
+        """True if no place in another engine's pool is held; for tests."""
+        return self._mapped.idle
+
     def end(self) -> None:
         if self._gpu is not None:
             self._gpu.complete()
+        self._mapped.end()
         self._metadata = None
 
     def _map(self, path: str, size: int) -> None:
@@ -140,13 +150,18 @@ class WorkerSide:
     # --- loads --------------------------------------------------------------------------------------
 
     def load(self, cache: MutableMapping[str, Any]) -> None:
-        """Gives the model runner the outputs of this step. They are copied, so that their places can be used again."""
+        """Gives the model runner the outputs of this step. They are copied, some of them later, so that their places can be used again."""
         if self._metadata is None:
             return
         for identifier, place in self._metadata.loads.items():
-            if identifier not in cache:
+            if identifier not in cache and not self._map_output(cache, identifier, place):
                 cache[identifier] = self._copy(place)
         self._copied = self._metadata.number
+
+    def _map_output(self, cache: MutableMapping[str, Any], identifier: str, place: Place) -> bool:
+        """False if the output is to be copied in this step."""
+        pool = self._doors.find(place.door) if self._device == "cpu" and place.size > _COPIED else None
+        return pool is not None and self._mapped.load(cache, identifier, pool, place)
 
     def _copy(self, place: Place) -> Any:
         """The output in a place, on the device."""
@@ -177,6 +192,7 @@ class WorkerSide:
 
     def close(self) -> None:
         """Gives up the pools of other engines."""
+        self._mapped.close()
         self._doors.close()
 
     def take_metadata(self) -> WorkerMetadata | None:
