@@ -11,6 +11,7 @@ import signal
 import struct
 import subprocess
 import threading
+from types import SimpleNamespace
 
 import dray
 import mooncake_rig as rig
@@ -638,6 +639,30 @@ def test_mooncake_stopped(importer, mooncake, direction):
         engine.process.send_signal(signal.SIGCONT)
         local.write([(0, engine.base, MIB)], deadline=LIMIT).result(2 * LIMIT)
         assert engine("digest", 0, MIB) == digest(local.view[:MIB])
+
+
+@pytest.mark.parametrize("direction", ["write", "read"])
+def test_mooncake_cut_off(lab, importer, mooncake, direction):
+    """The network to Mooncake is cut in mid-transfer: transfers end by their deadline, and their memory is not touched afterwards; then others go on."""
+    near, far = lab.hosts
+    agent = importer(allow="10.0.0.0/8", peer__connect_timeout="500ms", transfer__slice_timeout="500ms")
+    size = 256 * MIB
+    with Engine(SimpleNamespace(host=far), size, far.v4) as engine, Local(agent, engine.endpoint, size) as local:
+        moved = "written_bytes_total" if direction == "write" else "read_bytes_total"
+        transfers = [local.client.transfer(direction, local.region, local.remote, [(0, engine.base, size)], deadline=4.0) for _ in range(8)]
+        until(lambda: counter(agent, moved), "the first bytes")
+        near.link(False)
+        try:
+            failed = [e for e in (transfer.exception(2 * LIMIT) for transfer in transfers) if e]
+            assert failed and all(isinstance(e, (errors.Deadline, errors.PeerLost, errors.PeerUnreachable, errors.Unconfirmed)) for e in failed)
+            until(lambda: not agent.ctl("transfers", "--json")["transfers"], "no transfers")
+            local.view[:] = bytes(size)
+        finally:
+            near.link(True)
+        with Local(agent, engine.endpoint, MIB, noise(MIB, 7)) as other:
+            other.write([(0, engine.base, MIB)], deadline=LIMIT).result(2 * LIMIT)
+            assert engine("digest", 0, MIB) == digest(other.view)
+        assert not any(local.view[::4096])
 
 
 def test_mooncake_bench(importer, mooncake):
