@@ -41,7 +41,7 @@ class Exported:
         with self._lock:
             token, self._token, self._closed = self._token, None, True
             if token is not None and self._losses == self.region.client.info().losses and self.region.error is None:
-                with contextlib.suppress(errors.NotFound, errors.AgentRestarted):  # it has ended with its region, or its session
+                with contextlib.suppress(errors.NotFound, errors.GpuLost, errors.AgentRestarted):  # it has ended with its region, or its session
                     self.region.revoke(token)
 
     @property

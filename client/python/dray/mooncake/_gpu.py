@@ -37,7 +37,7 @@ class GpuRegion:
             return False
         try:
             self.region.revoke(self.region.export(0, 1))
-        except errors.NotFound:
+        except (errors.NotFound, errors.GpuLost):
             return False
         return True
 
