@@ -21,8 +21,6 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from ..._checksums import Checksums
 from ...memory import Memory
 from .header import HEADER, clear
@@ -120,8 +118,10 @@ class PoolFile:
 
     def tensor(self, dtype: Any, shape: tuple[int, int], start: int) -> Any:
         """A range that is held as a tensor, which stays mapped as long as it lives. Nobody must write to it. dtype: always the same."""
+        import torch  # not at the top: the process of a scheduler needs none
+
         if self._tensor is None:
-            # in an object that does not say that it cannot be written, of which PyTorch would warn
+            # PyTorch warns of memory that cannot be written; this object does not say so
             memory: Any = (ctypes.c_char * len(self._map)).from_address(self.checksums.address)
             memory.mapped = self.view[:]
             self._tensor = torch.frombuffer(memory, dtype=dtype)

@@ -44,7 +44,7 @@ class _Mapped:
         return self._cache.get(self._identifier) is self._output
 
     def settle(self) -> None:
-        """Copies the output without the interpreter lock, if the model runner still has it, and lets go of its place. MemoryError: it keeps it."""
+        """Copies the output without the interpreter lock, if the model runner still has it, and lets go of its place. RuntimeError: there was no memory, and it keeps it."""
         if self.held:
             if self._needed:
                 self._copy = torch.empty(self._output.shape, dtype=self._output.dtype)
@@ -70,7 +70,7 @@ class MappedOutputs:
         self._runs = self._closed = False
 
     def step(self) -> None:
-        """A step begins. MemoryError: there was none for a copy."""
+        """A step begins. RuntimeError: there was no memory for a copy."""
         if self._mapped:
             with self._lock:
                 for one in self._mapped:
@@ -114,7 +114,7 @@ class MappedOutputs:
         while os.read(self._timer, 8) and not self._closed:
             with self._lock:
                 quiet = quiet + 1 if self.idle else 0
-                with contextlib.suppress(MemoryError):  # the next step says so
+                with contextlib.suppress(RuntimeError):  # no memory; the next step says so
                     for one in self._mapped:
                         one.settle()
             self._runs = quiet < _QUIET
