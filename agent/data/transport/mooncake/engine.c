@@ -110,9 +110,10 @@ void mooncake_engine_stop(struct core *c, void *state, struct xfer *x, bool urge
 	struct mooncake_channel *ch = x->channel->owner;
 	struct dray_list over = DRAY_LIST_INIT(over);
 
-	stage_channel_stop(c, &ch->ch, x, urgent, &over);
 	dray_list_for_each(&ch->streams, s, struct mooncake_stream, link)
 		mooncake_stream_stop(s, x, urgent, &over);
+	/* afterwards, because a stream that is torn gives slices back that were not begun */
+	stage_channel_stop(c, &ch->ch, x, urgent, &over);
 	xfer_slices_end(c, &over, 0);
 }
 
