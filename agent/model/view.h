@@ -65,6 +65,12 @@ struct region_view {
 	struct extent_view extents[];
 };
 
+/* The word is set: what was stored before it can be read. */
+static inline bool region_view_is_open(const struct region_view *r, uint32_t word)
+{
+	return __atomic_load_n(&r->open[word], __ATOMIC_ACQUIRE);
+}
+
 /* The DMA-BUF of an extent of device memory. */
 struct region_dmabuf {
 	int fd; /* -1: none */

@@ -174,7 +174,7 @@ def test_reasons(gpu_agent, how):  # noqa: F811
 
 
 def test_removed_while_it_opens(gpu_agent):  # noqa: F811
-    """REGION_REMOVE ends waiting transfers, and is answered when the call of the driver has returned."""
+    """REGION_REMOVE ends waiting transfers and requests, and is answered when the call of the driver has returned."""
     agent, gpus = gpu_agent()
     with agent.wire(**EARLY) as client, GpuMemory(MIB) as a, GpuMemory(MIB) as b:
         target, remote = host(client, 2 * MIB)
@@ -186,9 +186,9 @@ def test_removed_while_it_opens(gpu_agent):  # noqa: F811
             removal = region.remove(wait=False)
             expect("cancelled", waiting.result, LIMIT)
             client.region(dray.Memory(4096)).remove()
+            expect("not_found", export.result, LIMIT)
             assert not removal.ended
         removal.result(LIMIT)
-        expect("not_found", export.result, LIMIT)
         assert not gpus.status.imports and not client.events
         assert metric(agent, "dray_regions") == 1
 
@@ -253,7 +253,7 @@ def test_device_is_lost_while_an_allocation_opens(gpu_agent):  # noqa: F811
 
 
 def test_session_ends_while_a_lost_region_is_used(gpu_agent):  # noqa: F811
-    """The end of the owner ends another member's transfer at once, which the loss of the region has left to its copy."""
+    """A transfer of another member goes on when the region is lost, and ends at once when the session that owns the region ends."""
     agent, gpus = gpu_agent()
     with agent.wire(group="g") as member, GpuMemory(MIB) as a:
         target, remote = host(member, MIB)

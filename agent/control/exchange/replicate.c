@@ -58,7 +58,7 @@ static void placing_end(struct placing *p)
 	const struct lender *first = &x->lenders[p->first];
 
 	dray_list_for_each(&p->offers, o, struct offer, link) {
-		/* these have no answer, unlike those that were not to be placed */
+		/* asked, but not answered; keys that are not stored here were not asked */
 		for (uint32_t i = 0; i < o->n; i++)
 			a->v[o->keys[i]].status = KEY_OPEN;
 		o->placing = NULL;

@@ -79,7 +79,7 @@ struct gpu_part {
 /*
  * Opens n parts on the device (UUID or PCI address), one after the other; loads the plug-in and starts the device if needed. done(): the
  * memory with the parts' results (`parts` are the module's copy, until gpu_close()), or err. used: parts are used as soon as they are open.
- * So after an error those that are open stay until gpu_close(): done() has err with the memory, which is NULL if none was begun.
+ * So after an error those that are open stay until gpu_close(): done() has err with the memory, which is NULL if no part was begun.
  * 0, or -errno with reterr, without done().
  */
 typedef void (*gpu_opened_fn)(void *arg, struct gpu_memory *memory, const struct gpu_part *parts,

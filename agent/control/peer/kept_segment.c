@@ -164,7 +164,7 @@ bool peers_segment_leads_here(struct peers *p, const char *segment)
 {
 	const struct kept_segment *k = kept_segment_find(p, segment);
 
-	return k && k->leads_here;
+	return k && k->leads_here && !(k->peer && peer_fsm_is_up(&k->peer->fsm));
 }
 
 bool peers_segment_ready(struct peers *p, const char *segment, char *reason, size_t n)

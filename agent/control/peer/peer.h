@@ -296,7 +296,7 @@ extern const struct peer_probe_ops peer_probes;
  * some of them added.
  */
 int peers_keep_connected(struct peers *p, const char *const *segments, unsigned n);
-/* The last attempt to connect a kept segment has shown that it is one of this agent. */
+/* The last connection to a kept segment that has ended led to this agent, and it has none that is up. */
 bool peers_segment_leads_here(struct peers *p, const char *segment);
 /* True if the agent at a kept segment is connected and accepts work. Writes the reason for either. */
 bool peers_segment_ready(struct peers *p, const char *segment, char *reason, size_t n);

@@ -75,12 +75,13 @@ struct regions *regions_free(struct regions *r)
 
 	if (!r)
 		return NULL;
-	/* the thread of a client that holds a file up uses them, or one that waits for a driver */
+	/* a thread may still use them: one that maps a client's file, or one that waits for a driver */
 	for (uint32_t at = 0; (region = dray_handles_next(&r->regions, &at, NULL));)
 		if (region->mapping) {
 			log_warning("region", "a client's file is still being mapped, ignoring");
 			return NULL;
-		} else if (region->early && region->opening) {
+		} else if (region->opening && !region->ended &&
+			   region_view_of(region)->memory == REGION_GPU) {
 			log_warning("region", "GPU memory is still being opened, ignoring");
 			return NULL;
 		}
@@ -695,7 +696,7 @@ static const char *state_name(const struct region *region)
 /* Its device is known: the first part is open. */
 static bool is_on_gpu(const struct region_view *v)
 {
-	return v->memory == REGION_GPU && __atomic_load_n(&v->open[0], __ATOMIC_ACQUIRE);
+	return v->memory == REGION_GPU && region_view_is_open(v, 0);
 }
 
 void regions_each(struct regions *r, void (*fn)(void *arg, const struct dray_dbus_region *region),

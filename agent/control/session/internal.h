@@ -129,7 +129,7 @@ struct session_region {
 	struct dray_list held; /* struct held_request, of the group's sessions */
 };
 
-/* A request that waits until its region is open or lost. */
+/* A request that waits until its region is open, is lost, or is being removed. */
 struct held_request {
 	struct dray_list link, region_link;
 	struct session *session;

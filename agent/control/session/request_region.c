@@ -75,13 +75,10 @@ static void handle_removed(void *arg)
 {
 	struct session_region *r = arg;
 	struct session *s = r->session;
-	struct dray_list held = DRAY_LIST_INIT(held);
 
 	if (r->replies)
 		session_send(s, r->request_id, DMSG_REGION_REMOVE_REPLY, NULL);
-	dray_list_splice(&held, &r->held);
 	forget(r);
-	requests_go_on(&held);
 	session_check(s);
 }
 
@@ -92,6 +89,7 @@ static void remove_region(struct session_region *r, bool urgent)
 
 	dray_assert(e == 0);
 	r->removing = true;
+	requests_go_on(&r->held);
 }
 
 static void tell_lost(const struct session_region *r, const struct dray_err *err)

@@ -58,8 +58,7 @@ static bool is_open(const struct object_view *view)
 {
 	const struct region_view *r = (const struct region_view *)view;
 
-	return view->kind != OBJECT_REGION || !r->open ||
-	       __atomic_load_n(&r->open[r->n_parts], __ATOMIC_ACQUIRE);
+	return view->kind != OBJECT_REGION || !r->open || region_view_is_open(r, r->n_parts);
 }
 
 void object_init(struct object *o, const struct object_view *view)

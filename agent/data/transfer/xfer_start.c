@@ -274,21 +274,17 @@ void xfer_wait_over(struct xfer *x)
 	x->waits = false;
 }
 
-static bool is_open(const struct region_view *r, uint32_t word)
-{
-	return __atomic_load_n(&r->open[word], __ATOMIC_ACQUIRE);
-}
-
 /*
  * The word of the last allocation of the local region that the transfer touches and that is not open yet; they are opened in their
- * order. For a long list, that of all of them. NULL: all are open. The target is open, because an export waits for that.
+ * order. The word of all of them, if too many would have to be looked at. NULL: all are open. The target is open, because an export waits
+ * for that.
  */
 static uint32_t *not_open(const struct xfer *x)
 {
 	const struct region_view *r = object_region(x->local);
 	uint32_t looks = 0, n = 0;
 
-	if (x->local->open || is_open(r, r->n_parts))
+	if (x->local->open || region_view_is_open(r, r->n_parts))
 		return NULL;
 	for (uint32_t i = 0; i < x->n_ops; i++) {
 		uint64_t end = x->ops[i].local + x->ops[i].length;
@@ -297,7 +293,7 @@ static uint32_t *not_open(const struct xfer *x)
 		for (; k < r->n_extents && r->extents[k].start < end; k++) {
 			if (++looks > OPEN_LOOKS_MAX)
 				return &r->open[r->n_parts];
-			if (!is_open(r, r->extents[k].part))
+			if (!region_view_is_open(r, r->extents[k].part))
 				n = dray_max(n, r->extents[k].part + 1);
 		}
 	}

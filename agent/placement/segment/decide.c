@@ -127,7 +127,7 @@ static void add_hint(void *arg, const struct hint *h)
 	if (!hint_is_given(h->source) || g->failed || !is_visible(g, h))
 		return;
 	show_giver(g, h, giver, sizeof(giver));
-	snprintf(hint.about, sizeof(hint.about), "%s%.60s, by %s, score %u",
+	snprintf(hint.about, sizeof(hint.about), "%s%.80s, by %s, score %u",
 		 *h->scope ? "scope " : "of the whole node", h->scope, giver, h->score);
 	g->failed = DRAY_APPEND(g->hints, g->facts.n_hints, hint) < 0;
 }

@@ -146,7 +146,11 @@ static void add_hints(struct ranking *r)
 		struct candidate *c = add(r, h->segment, s, DMSG_PREFERENCE_HINT);
 
 		if (!free_to_choose(r))
-			set_reason(c, "hint (%s), but a candidate above takes precedence",
+			/* hints for PUTs may be of several owners */
+			set_reason(c,
+				   r->f->stores ?
+					   "hint (%s), where no candidate above decides" :
+					   "hint (%s), but a candidate above takes precedence",
 				   h->about);
 		else if (!s && r->f->stores)
 			set_reason(c, "hint (%s), but it is none of store.peers", h->about);
@@ -190,7 +194,9 @@ static void explain_detected(struct ranking *r, struct candidate *c, const struc
 								   "the configuration names it" :
 								   "one is enough");
 	else if (!free_to_choose(r))
-		set_reason(c, "ready on this node, but a candidate above takes precedence");
+		set_reason(c, "ready on this node, %s",
+			   r->f->stores ? "where no candidate above decides" :
+					  "but a candidate above takes precedence");
 	else {
 		set_reason(c, "ready on this node%s: %s; %s", s->verified ? "" : ", unverified",
 			   s->where, state_text(s));
