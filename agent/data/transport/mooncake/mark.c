@@ -121,7 +121,7 @@ void mooncake_mark_request(struct mooncake_conn *c)
 	wake_at(c, 1);
 }
 
-/* Receives what is there. A complete write that waited marks it again. */
+/* Receives what is there. Only as many complete writes as are needed mark it again. */
 static void unmark(struct mooncake_conn *c)
 {
 	dray_list_del(&c->marked_link);

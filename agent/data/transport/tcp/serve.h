@@ -7,7 +7,7 @@
 
 /* Frames in the queue, at most; a power of two. */
 #define SERVE_QUEUE 32u
-/* READ answers up to this size are copied; above, one more system call costs less. */
+/* READ answers up to this size are copied; above, to send from its place costs less than the copy. */
 #define SERVE_SMALL_READ 16384
 
 struct serve;
