@@ -649,6 +649,7 @@ def test_mooncake_cut_off(lab, importer, mooncake, direction):
     size = 256 * MIB
     with Engine(SimpleNamespace(host=far), size, far.v4) as engine, Local(agent, engine.endpoint, size) as local:
         moved = "written_bytes_total" if direction == "write" else "read_bytes_total"
+        engine("repeat", 0, 0xa5, size)  # so that bytes which come late are seen
         transfers = [local.client.transfer(direction, local.region, local.remote, [(0, engine.base, size)], deadline=4.0) for _ in range(8)]
         until(lambda: counter(agent, moved), "the first bytes")
         near.link(False)
