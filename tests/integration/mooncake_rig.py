@@ -333,7 +333,23 @@ def listens(host, address, process):
         return True
 
 
-class Engine:
+class EngineProgram:
+    """A program with an engine, `process`, which is told and answers by lines."""
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.close()
+
+
+class Engine(EngineProgram):
     """Mooncake's own engine on the agent's host, with `size` bytes of memory. name: HOST, or with a metadata server any. how: protocol and
     device, if not TCP."""
 
@@ -360,18 +376,6 @@ class Engine:
     def __call__(self, name, *args):
         self.tell(name, *args)
         return self.hear()
-
-    def close(self):
-        self.process.kill()
-        self.process.wait()
-        self.process.stdin.close()
-        self.process.stdout.close()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exc):
-        self.close()
 
 
 class Initiator(Engine):

@@ -13,14 +13,14 @@ import pytest
 from dray.mooncake._options import Options
 from dray.mooncake.engine import TransferEngine
 from harness import LIMIT, PORTS, ROOT, until
-from mooncake_rig import LOOPBACK, mooncake_environment, mooncake_python
+from mooncake_rig import LOOPBACK, EngineProgram, mooncake_environment, mooncake_python
 from test_hostile import OTHER, uid
 from test_mooncake_metadata import Server
 
 KINDS = pytest.mark.parametrize("kind", ["dray", "mooncake"])
 
 
-class Engine:
+class Engine(EngineProgram):
     """A process of environment_calls.py on the agent's host."""
 
     def __init__(self, kind, agent, name=LOOPBACK, metadata="P2PHANDSHAKE", **variables):
@@ -45,18 +45,6 @@ class Engine:
     def probe(self, session):
         self.tell(session)
         return self.hear()
-
-    def close(self):
-        self.process.kill()
-        self.process.wait()
-        self.process.stdin.close()
-        self.process.stdout.close()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exc):
-        self.close()
 
 
 @KINDS

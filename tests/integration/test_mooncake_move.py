@@ -18,13 +18,13 @@ import dray
 import mooncake_rig as rig
 import pytest
 from harness import LIMIT, ROOT, until
-from mooncake_rig import Initiator, counter, mooncake_python, segment
+from mooncake_rig import EngineProgram, Initiator, counter, mooncake_python, segment
 
 HOST, SIZE, PIECE = "127.0.0.1", 1 << 20, 4096
 SETTINGS = {"mooncake.listen": f"{HOST}:0", "mooncake.allow": "127.0.0.0/8"}
 
 
-class Pod:
+class Pod(EngineProgram):
     """A process of tests/mooncake/move.py. kind: "mooncake" or "dray"."""
 
     def __init__(self, agent, kind, memory, served=True):
@@ -53,12 +53,6 @@ class Pod:
         self.process.stdin.write(json.dumps(what) + "\n")
         self.process.stdin.flush()
         return self.hear()
-
-    def close(self):
-        self.process.kill()
-        self.process.wait()
-        self.process.stdin.close()
-        self.process.stdout.close()
 
 
 class Cluster:
