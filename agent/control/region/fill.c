@@ -14,7 +14,7 @@
 #define STEP (32ull << 20)
 /* Bytes of one call: a part of a millisecond, in which no thread of the process can map or unmap memory. */
 #define CALL (4ull << 20)
-/* What a call costs at least, in bytes of a long one. */
+/* A shorter call counts as so many bytes. */
 #define CALL_LEAST (32ull << 10)
 /* Smaller memory has few pages, and their faults cost less than the job. */
 #define FILL_LEAST (2ull << 20)
