@@ -154,16 +154,14 @@ int dray_map_resident(void *p, uint64_t bytes)
 
 		if (mincore(at, n * page, resident) < 0)
 			return -errno;
-		for (uint64_t i = 0; i < n && ret >= 0; i++) {
-			if (resident[i] & 1) {
+		for (uint64_t i = 0; i <= n && ret >= 0; i++) {
+			if (i < n && resident[i] & 1) {
 				run++;
 				continue;
 			}
 			ret = map_run(at + (i - run) * page, run * page);
 			run = 0;
 		}
-		if (ret >= 0)
-			ret = map_run(at + (n - run) * page, run * page);
 		at += n * page;
 	}
 	return ret;
