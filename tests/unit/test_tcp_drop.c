@@ -184,15 +184,24 @@ static void test_revoke_read_head_not_sent(void **state)
 	assert_true(n > 0);
 }
 
-/* Several READs in one send, of which the socket takes a part of the first answer. */
-static void start_stuck_reads(unsigned n)
+/* Frames of READs of the first n MiB, one each, in hand.payload. Their bytes. */
+static size_t reads_of(unsigned n)
 {
 	size_t bytes = 0;
 
-	hand_import_start(1, 20000);
 	for (unsigned i = 0; i < n; i++)
 		bytes += lab_frame(hand.payload + bytes, PMSG_FRAME_KIND_READ, i + 1, LAB_GRANT,
 				   &(struct pmsg_seg){ i * MIB, MIB }, 1);
+	return bytes;
+}
+
+/* Several READs in one send, of which the socket takes a part of the first answer. */
+static void start_stuck_reads(unsigned n)
+{
+	size_t bytes;
+
+	hand_import_start(1, 20000);
+	bytes = reads_of(n);
 	assert_int_equal(send(hand.fd, hand.payload, bytes, 0), bytes);
 	lab_until(&hand.lab, hand_grant()->users == n);
 	lab_settle(&hand.lab);
@@ -318,17 +327,12 @@ static void test_read_fault(void **state)
 /* Of answers that are sent together, the one that faults reports it. */
 static void test_reads_fault(void **state)
 {
-	size_t bytes = 0;
-
 	hand_import_start(1, 0);
 	if (!lab_punch(b, MIB, 65536)) {
 		hand_import_finish();
 		skip();
 	}
-	for (unsigned i = 0; i < 4; i++)
-		bytes += lab_frame(hand.payload + bytes, PMSG_FRAME_KIND_READ, i + 1, LAB_GRANT,
-				   &(struct pmsg_seg){ i * MIB, MIB }, 1);
-	lab_send(&hand.lab, hand.fd, hand.payload, bytes);
+	lab_send(&hand.lab, hand.fd, hand.payload, reads_of(4));
 	for (unsigned i = 0; i < 4; i++) {
 		hand_expect_answer(PMSG_FRAME_KIND_READ_DATA, i + 1,
 				   i == 1 ? DRAY_E_REGION_FAULT : 0, i == 1 ? 0 : MIB);
