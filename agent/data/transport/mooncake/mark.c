@@ -3,14 +3,16 @@
  * How many bytes of a data connection wake the worker (SO_RCVLOWAT). Where an engine and the worker share a processor, each wake-up
  * takes it from the engine, which would then send the next bytes.
  *
- * Within a large payload, also that of an engine's answer, the mark is what is left of it, up to a limit. Between requests, it depends
- * on the last ones: Mooncake sends the head of a write and its payload by two system calls, so that the head would wake the worker,
- * which then waits once more. After many small writes, each soon after the one before, the mark is therefore a head and the first byte
- * of its payload. It costs nothing as long as such writes go on. When none comes soon, a timer ends the mark, and as many writes set it
- * again. If the timer finds the head of a read, which comes alone and had to wait, the connection needs twice as many from then on.
+ * Within a large payload, of a request or of an engine's answer, the mark is the rest of the payload, up to a limit.
  *
- * The timer is a descriptor, because it is set once for many sleeps of the worker: a timeout of each of them costs more than the
- * wake-up that is saved, where setting the processor's timer leaves a virtual machine.
+ * Between requests, the mark depends on the last requests. Mooncake sends the head of a write and its payload by two system calls. The
+ * head alone would wake the worker, which would then sleep again until the payload comes. After many small writes, each soon after the
+ * one before, the mark is therefore a head and the first byte of its payload. If no write comes soon, a timer ends the mark, and the
+ * connection needs as many writes again for the next one. If the timer finds the head of a read, that read had to wait for the timer,
+ * because a head comes alone; from then on the connection needs twice as many writes.
+ *
+ * The timer is a timerfd, which is set once for many sleeps of the worker. A timeout for each sleep sets the processor's timer each
+ * time. In a virtual machine that is a trap into the hypervisor, which costs more than the wake-up that the mark saves.
  */
 #include <sys/socket.h>
 #include <sys/timerfd.h>

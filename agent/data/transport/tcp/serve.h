@@ -1,5 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The owning side of a stream: serve.c takes frames and ends them, serve_send.c sends answers. */
+/*
+ * The owning side of a stream: serve.c takes frames and ends them, serve_send.c sends answers.
+ *
+ * Answers leave in the order of their frames. Accesses to memory have no order among frames: a WRITE may land before the payload of an
+ * earlier READ is read from memory.
+ */
 #pragma once
 
 #include "agent/data/transport/stage/grant.h"
