@@ -469,19 +469,34 @@ static int metadata_use_check(struct config *c)
 			   config_clip(config_origin(c, KEY(MOONCAKE_METADATA))));
 }
 
-static int put_at_peer_check(struct config *c)
+static bool has_put_at(const struct dray_strv *peers, const struct config *c)
+{
+	for (size_t i = 0; i < peers->n; i++)
+		if (!strcmp(peers->v[i], c->v.store.put_at))
+			return true;
+	return false;
+}
+
+/* peers: the store.peers in effect. */
+static int put_at_peer_check(struct config *c, const struct dray_strv *peers)
 {
 	const char *put_at = c->v.store.put_at;
 
-	if (!names_agent(put_at))
+	if (!names_agent(put_at) || has_put_at(peers, c))
 		return 0;
-	for (size_t i = 0; i < c->v.store.peers.n; i++)
-		if (!strcmp(c->v.store.peers.v[i], put_at))
-			return 0;
 	return config_warn(c,
 			   "%s: store.put_at is %.100s, which is not in store.peers: PUTs stay "
 			   "here, unless one of store.peers has this address, too",
 			   config_clip(config_origin(c, KEY(STORE_PUT_AT))), put_at);
+}
+
+int config_stay_check(struct config *fresh, const struct config *running, struct dray_err *reterr)
+{
+	/* else cross_check has warned */
+	if (has_put_at(&fresh->v.store.peers, fresh) &&
+	    put_at_peer_check(fresh, &running->v.store.peers) < 0)
+		return config_no_memory(reterr);
+	return 0;
 }
 
 int config_cross_check(struct config *c, config_check above, struct dray_err *reterr)
@@ -500,7 +515,8 @@ int config_cross_check(struct config *c, config_check above, struct dray_err *re
 	}
 	if (!r)
 		r = forms_check(c, above, reterr);
-	if (!r && (nested_check(c) < 0 || metadata_use_check(c) < 0 || put_at_peer_check(c) < 0))
+	if (!r && (nested_check(c) < 0 || metadata_use_check(c) < 0 ||
+		   put_at_peer_check(c, &c->v.store.peers) < 0))
 		r = config_no_memory(reterr);
 	return r;
 }

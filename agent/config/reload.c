@@ -51,8 +51,8 @@ static bool reloads(const struct config *c, const struct config *fresh, enum dra
 
 /*
  * Only changed values are replaced, because modules and threads may hold pointers to the others. An unchanged value can
- * have a new origin. The new values were checked together, not with the old values that stay; that is enough, because
- * check.c compares only keys that need a restart, and whether peer.key_file is set.
+ * have a new origin. The new values were checked together, not with the old values that stay, but for config_stay_check(); that is enough,
+ * because otherwise check.c compares only keys that need a restart, and whether peer.key_file is set.
  */
 static void take_over(struct config *c, struct config *fresh, const bool keep[DRAY_CONFIG_KEY_N],
 		      const bool differ[DRAY_CONFIG_KEY_N])
@@ -87,6 +87,8 @@ int config_reload(struct config *c, const struct config_args *args, config_prepa
 		else if (differ[i])
 			ret->applied[ret->n_applied++] = dray_config_keys[i].path;
 	}
+	if (r >= 0)
+		r = config_stay_check(&fresh, c, reterr);
 	if (r >= 0)
 		r = prepare(arg, &fresh.v, reterr);
 	if (r >= 0)

@@ -370,6 +370,11 @@ enum put_kind {
 	PUT_PREFER,  /* likewise, and stays if that does not take it */
 };
 
+static bool goes_elsewhere(enum put_kind kind)
+{
+	return kind == PUT_FORWARD || kind == PUT_PREFER;
+}
+
 static enum dmsg_store_status put_begin(struct store_member *m, struct store_key key,
 					uint64_t bytes, uint32_t cost_us, enum put_kind kind,
 					struct store_object **ret)
@@ -378,7 +383,7 @@ static enum dmsg_store_status put_begin(struct store_member *m, struct store_key
 	uint32_t h = item_hash(sp, key);
 	struct store_object *o = find_hashed(sp, key, h);
 
-	if (o && (kind == PUT_FORWARD || kind == PUT_PREFER))
+	if (o && goes_elsewhere(kind))
 		return item_meets_forward(o, kind == PUT_PREFER);
 	if (o) {
 		if (kind == PUT_OWN)

@@ -119,9 +119,20 @@ def test_none_of_the_peers(pair):
     a, _ = p.start("127.0.0.1:1")
     assert "store.put_at is 127.0.0.1:1, which is not in store.peers" in a.text()
     with User(a, space=SPACE) as here:
-        assert ends(put(here, b"a", b"b", at=None)) == HERE * 2
-    assert "objects that were to go to 127.0.0.1:1 stayed here: it is none of store.peers" in a.text()
+        assert ends(put(here, b"a", b"b", b"a", at=None)) == [*HERE * 2, (Status.EXISTS, Tier.NONE)]
+    line, = (t for t in a.text().splitlines() if "objects that were to go to 127.0.0.1:1 stayed here: it is none of store.peers" in t)
+    assert line.endswith("keys=2")
     assert fallbacks(a) == 2
+
+
+def test_peers_of_a_later_start(new_agent, lab):
+    """A reload has another store.peers, which takes a restart, and a store.put_at of it, which does not."""
+    file = lab.directory("later") / "dray.conf"
+    file.write_text('store: { peers = [ "127.0.0.1:1" ]; };\n')
+    agent = new_agent(settings=STORE, args=["--allow-insecure", "--config", str(file)])
+    file.write_text('store: { peers = [ "127.0.0.1:2" ]; put_at = "127.0.0.1:2"; };\n')
+    assert "store.put_at" in agent.ctl("reload")
+    assert agent.text().count("store.put_at is 127.0.0.1:2, which is not in store.peers") == 1
 
 
 def test_own_agent_by_another_address(new_agent):

@@ -33,6 +33,21 @@ static void fell_back(struct exchange *x, const char *at, uint64_t n, const char
 	x->n_fell_back = 0;
 }
 
+/* It was stored here. Else it is not_tried: the second one of a key in the batch. */
+static bool is_stored(const struct store_asked *k)
+{
+	return k->status != DMSG_STORE_STATUS_NOT_TRIED;
+}
+
+static uint64_t n_stored(const struct store_ask *a)
+{
+	uint64_t n = 0;
+
+	for (uint32_t i = 0; i < a->n; i++)
+		n += is_stored(&a->v[i]);
+	return n;
+}
+
 /* store.peers may have this agent, by another of its addresses. */
 static bool is_self(const struct exchange *x, const char *segment)
 {
@@ -57,7 +72,7 @@ bool put_at_find(struct exchange *x, const struct store_ask *a, struct lender **
 		return true;
 	*ret = lender_called(x, at);
 	if (!*ret && !*a->at)
-		fell_back(x, at, a->n, "it is none of store.peers");
+		fell_back(x, at, n_stored(a), "it is none of store.peers");
 	return false;
 }
 
@@ -97,9 +112,8 @@ void put_at_ended(struct exchange *x, const struct store_ask *a, const struct le
 	for (uint32_t i = 0; i < a->n; i++) {
 		enum dmsg_store_status status = a->v[i].status;
 
-		/* not_tried: it was not stored here, as the second one of a key in the batch */
 		if (status == DMSG_STORE_STATUS_OK || status == DMSG_STORE_STATUS_EXISTS ||
-		    status == DMSG_STORE_STATUS_NOT_TRIED)
+		    !is_stored(&a->v[i]))
 			continue;
 		n++;
 		if (++of[status] > of[most])
