@@ -1030,11 +1030,14 @@ struct dray_config {
 		 * limits.transfers.
 		 */
 		int64_t transfers_per_owner;
-		/* Transfers of the agent that wait for their wait word. */
+		/*
+		 * Transfers of the agent that wait for their wait word, or whose region is still
+		 * being opened.
+		 */
 		int64_t waiting_transfers;
 		/*
-		 * Transfers that wait for their wait word of one owner; 0: half of what the other
-		 * owners leave of limits.waiting_transfers.
+		 * Such transfers of one owner; 0: half of what the other owners leave of
+		 * limits.waiting_transfers.
 		 */
 		int64_t waiting_transfers_per_owner;
 		/* Operations in flight of one session; a change applies to new sessions. */

@@ -35,6 +35,17 @@ def lost(client, region):
     return event
 
 
+def copy_of_lost_region(gpus, owner, mover, memory, remote):
+    """A copy under way in the first allocation of a region that is lost, because its second one cannot be opened."""
+    with gpus.held("hold_import", after=1):
+        region = add(owner, [("cuda_ipc", 0, 0, MIB), ("cuda_ipc", 1, 0, MIB)], handles=memory.ipc + bytes(64), device=uuid(0))
+        transfer = mover.write(region, remote, [(0, 0, MIB)])
+        until(lambda: gpus.status.held, "a copy under way")
+    lost(owner, region)
+    assert gpus.status.imports == 1 and not transfer.ended
+    return region, transfer
+
+
 def test_answered_before_the_memory_is_open(gpu_agent):  # noqa: F811
     """Transfers and exports wait, and go on when the memory is open."""
     agent, gpus = gpu_agent()
@@ -76,6 +87,28 @@ def test_transfer_waits_for_its_own_allocation(gpu_agent, via):  # noqa: F811
             assert not both.ended
         both.result(LIMIT)
         assert target.view[MIB:] == b.view
+
+
+@pytest.mark.parametrize("via", ["inline", "arena", "ring"])
+def test_waiting_transfers_are_limited(gpu_agent, via):  # noqa: F811
+    """Transfers that wait for memory count in limits.waiting_transfers, as those that wait for a word, until they go on."""
+    agent, gpus = gpu_agent({"limits.waiting_transfers": 4, "limits.waiting_transfers_per_owner": 3})
+    with agent.wire(**EARLY) as client, GpuMemory(MIB, 0, noise(MIB)) as memory:
+        target, remote = host(client, MIB)
+        with gpus.held("hold_import"):
+            region = add_vmm(client, memory)
+            waiting = [client.write(region, remote, [(at, at, 512)], via=via) for at in range(0, 3 * 512, 512)]
+            expect("busy", client.write(region, remote, [(0, 0, MIB)], via=via).result, LIMIT)
+            waiting.pop().cancel()
+            waiting.append(client.write(region, remote, [(0, 0, MIB)], via=via))
+            expect("busy", client.write(region, remote, [(0, 0, MIB)], via=via).result, LIMIT)
+        for transfer in waiting:
+            transfer.result(LIMIT)
+        assert target.view == memory.view
+        for _ in range(4):
+            client.write(region, remote, [(0, 0, MIB)], via=via).result(LIMIT)
+        rows = [row for row in agent.ctl("quotas", "--json")["quotas"] if row["resource"] == "waiting_transfers"]
+        assert [(row["used"], row["refused"]) for row in rows if row["tenant"] == "default"] == [(0, 2)], rows
 
 
 def test_wait_word_and_memory(gpu_agent):  # noqa: F811
@@ -141,12 +174,7 @@ def test_copies_end_before_open_allocations_are_closed(gpu_agent):  # noqa: F811
     with agent.wire(**EARLY) as client, GpuMemory(MIB, 0, noise(MIB)) as a:
         target, remote = host(client, MIB)
         with gpus.held():
-            with gpus.held("hold_import", after=1):
-                region = add(client, [("cuda_ipc", 0, 0, MIB), ("cuda_ipc", 1, 0, MIB)], handles=a.ipc + bytes(64), device=uuid(0))
-                transfer = client.write(region, remote, [(0, 0, MIB)])
-                until(lambda: gpus.status.held, "a copy under way")
-            lost(client, region)
-            assert gpus.status.imports == 1 and not transfer.ended
+            region, transfer = copy_of_lost_region(gpus, client, client, a, remote)
         expect("gpu_handle", transfer.result, LIMIT)
         gpus.idle()
         region.remove()
@@ -259,12 +287,7 @@ def test_session_ends_while_a_lost_region_is_used(gpu_agent):  # noqa: F811
         target, remote = host(member, MIB)
         owner = agent.wire(group="g", **EARLY)
         with gpus.held():
-            with gpus.held("hold_import", after=1):
-                region = add(owner, [("cuda_ipc", 0, 0, MIB), ("cuda_ipc", 1, 0, MIB)], handles=a.ipc + bytes(64), device=uuid(0))
-                transfer = member.write(region, remote, [(0, 0, MIB)])
-                until(lambda: gpus.status.held, "a copy under way")
-            lost(owner, region)
-            assert not transfer.ended
+            _, transfer = copy_of_lost_region(gpus, owner, member, a, remote)
             owner.close(timeout=0.2)
             expect("gpu_handle", transfer.result, LIMIT)
             assert gpus.status.imports == 1

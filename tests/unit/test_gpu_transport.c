@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "agent/data/transfer/object.h"
+#include "agent/data/transfer/wait.h"
 #include "agent/data/transport/gpu/gpu.h"
 #include "lib/cleanup.h"
 #include "tests/unit/cm.h"
@@ -662,10 +663,14 @@ static void open_before_its_device(void **state)
 		for (unsigned k = 0; k < 3; k++)
 			gpu_rig_turn(&g);
 		assert_int_equal(g.rig.n_ended, 0);
+		/* no time, but only those commands let it go on */
+		assert_true(waits_tick(&g.rig.core) == INT64_MAX);
 		if (i == WAIT)
 			gpu_rig_device(&g, 0, true);
 		else
 			object_set_open(&g.rig.core, to->view->o.handle);
+		if (i == REFUSE)
+			xfers_retry(&g.rig.core);
 		gpu_rig_until(&g, 1);
 		assert_int_equal(g.rig.ended[0].code, i == WAIT ? 0 : DRAY_E_UNSUPPORTED);
 		assert_true(i == REFUSE || !memcmp(rig_at(to, 0), rig_at(from, 0), 4096));

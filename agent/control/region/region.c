@@ -16,8 +16,8 @@
 /* The longest name of a device in the schema, with its NUL. */
 #define DEVICE_BYTES 65
 
-static void region_end(struct region *region, uint32_t code, bool urgent);
 static void region_finish(void *of);
+static void region_end(struct region *region, uint32_t code, bool urgent);
 
 static void region_free(struct region *r)
 {
@@ -155,6 +155,15 @@ static void region_begin(struct region *region)
 		gpus_region_added(r->deps.gpus, v);
 }
 
+/* Its memory cannot be used any more, or, if that is still being opened for early use, will never be usable. */
+static void region_lose(struct region *region, bool opens, const struct dray_err *why)
+{
+	region->lost = *why;
+	region_end(region, (uint32_t)why->code, why->code == DRAY_E_GPU_LOST);
+	if (opens)
+		region->added(region->added_arg, why);
+}
+
 void region_part_opened(void *of, unsigned device, unsigned part, uint64_t address)
 {
 	struct region *region = of;
@@ -174,14 +183,15 @@ static void handle_opened(void *arg, struct gpu_memory *memory, const struct gpu
 	/* it is being removed, and was used early: the removal closes the memory */
 	if (region->ending)
 		return;
+	if (err && region->early) {
+		region_lose(region, true, err);
+		return;
+	}
 	if (!err) {
 		extents_opened(&region->extents, parts);
 		if (region->early)
 			pool_opened(region->regions->deps.pool, region->handle);
 		region_begin(region);
-	} else if (region->early) {
-		region->lost = *err;
-		region_end(region, (uint32_t)err->code, err->code == DRAY_E_GPU_LOST);
 	} else {
 		handle_del(region);
 		region_free(region);
@@ -606,8 +616,11 @@ void region_hurry(struct regions *r, dray_handle handle)
 
 void regions_gpu_lost(struct regions *r, unsigned device)
 {
+	struct dray_err why = DRAY_ERR_NULL;
 	struct region *region;
 
+	dray_err_set(&why, -EIO, DRAY_E_GPU_LOST,
+		     "the GPU of the region is lost; remove the region");
 	for (uint32_t at = 0; (region = dray_handles_next(&r->regions, &at, NULL));) {
 		bool opens = region->early && region->opening &&
 			     gpu_opens_on(r->deps.gpus, region, device);
@@ -618,11 +631,7 @@ void regions_gpu_lost(struct regions *r, unsigned device)
 			make_urgent(region, DRAY_E_GPU_LOST);
 			continue;
 		}
-		dray_err_set(&region->lost, -EIO, DRAY_E_GPU_LOST,
-			     "the GPU of the region is lost; remove the region");
-		region_end(region, DRAY_E_GPU_LOST, true);
-		if (opens)
-			region->added(region->added_arg, &region->lost);
+		region_lose(region, opens, &why);
 	}
 }
 

@@ -257,7 +257,7 @@ static void refuse(struct core *c, struct xfer *x)
 	xfer_stop(c, x, code, why, false);
 }
 
-/* Counts a transfer that begins to wait for its word. */
+/* Counts a transfer that begins to wait, or may have to wait for its memory. */
 static int wait_begin(struct xfer *x, struct dray_err *reterr)
 {
 	int ret = budget_take(&x->session->shared->account->budget, RESOURCE_WAITING_TRANSFERS, 1,
@@ -300,22 +300,12 @@ static uint32_t *not_open(const struct xfer *x)
 	return n ? &r->open[n - 1] : NULL;
 }
 
-/* Until then the transfer does not know which transports reach its memory. */
-static void await_open(struct core *c, struct xfer *x, uint32_t *word)
-{
-	x->wait.p = word;
-	x->wait.value = 1;
-	x->state = XFER_WAITING;
-	wait_add(c, x);
-}
-
 void xfer_go(struct core *c, struct xfer *x)
 {
-	uint32_t *word = not_open(x);
-
-	xfer_wait_over(x);
-	if (word) {
-		await_open(c, x, word);
+	x->wait.p = not_open(x);
+	x->wait.value = 1;
+	if (x->wait.p) {
+		wait_add(c, x);
 		return;
 	}
 	for (unsigned i = 0; i < c->n_transports; i++) {
@@ -323,6 +313,7 @@ void xfer_go(struct core *c, struct xfer *x)
 
 		if (!ch)
 			continue;
+		xfer_wait_over(x);
 		sched_assign(x, i, ch);
 		x->state = XFER_RUNNING;
 		xfer_enter(x, XFER_PHASE_QUEUE, c->now_ns);
@@ -331,11 +322,21 @@ void xfer_go(struct core *c, struct xfer *x)
 			xfer_stop(c, x, DRAY_E_NO_MEMORY, "no memory for the transfer", false);
 		return;
 	}
-	/* a word may be seen before the command that tells of its device */
-	if (!x->local->open)
-		await_open(c, x, object_region(x->local)->open);
-	else
+	/* a word may be seen before the command that tells of its device; else xfers_retry() goes on */
+	if (x->local->open)
 		refuse(c, x);
+}
+
+/* Nothing sets a word for it. */
+static void retry(struct core *c, struct xfer *x, void *arg)
+{
+	if (x->state == XFER_WAITING && !x->wait.p && x != x->session->read)
+		xfer_go(c, x);
+}
+
+void xfers_retry(struct core *c)
+{
+	xfers_each(c, retry, NULL);
 }
 
 /*
@@ -377,7 +378,7 @@ static int admit(struct core *c, struct xfer *x, const struct xfer_request *r,
 	ret = dray_handles_add(&xs->table, x, &x->handle);
 	if (ret >= 0)
 		ret = dray_heap_set(&xs->deadlines, &x->deadline, c->now_ns + limit_ns);
-	if (ret >= 0 && x->wait.p)
+	if (ret >= 0 && (x->wait.p || !x->local->open))
 		ret = wait_begin(x, reterr);
 	if (ret < 0) {
 		quotas_put(s->shared);
@@ -395,12 +396,10 @@ static int admit(struct core *c, struct xfer *x, const struct xfer_request *r,
 static void begin(struct core *c, struct xfer *x)
 {
 	xfer_accept(c);
-	if (x->wait.p) {
-		x->state = XFER_WAITING;
+	if (x->wait.p)
 		wait_add(c, x);
-	} else {
+	else
 		xfer_go(c, x);
-	}
 }
 
 /* The operations are read later, in steps. The transfer holds what it needs until then. */

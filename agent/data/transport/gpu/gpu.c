@@ -594,6 +594,7 @@ static void gpu_message(struct core *c, void *state, const struct transport_mess
 		gpu_queues_up(c, m->arg);
 		stage_device_up(c, (unsigned)m->id);
 		peers_update(c, g);
+		xfers_retry(c);
 		break;
 	case GPU_DOWN:
 		gpu_relay_down(c, g, (unsigned)m->id);
