@@ -880,6 +880,10 @@ def test_columns_without_bytes():
     assert not len(Batch(Column([1, 2]), Column([3, 4]), Column([0, 0]))) and not len(Batch(Column(()), Column(()), Column(())))
     with pytest.raises(errors.Invalid):
         Batch(Column([1]), Column([1]), Column([]))
+    for before in ([1, 8], [8, 1]):
+        with pytest.raises(errors.Invalid, match="0x1 lies before 0x2"):
+            Column(before).behind(2)
+    assert not Column(()).behind(2)
     for wrong in [-1], [1 << 64], ["a"], [1.5], [None], 5:
         with pytest.raises(TypeError):
             Column(wrong)

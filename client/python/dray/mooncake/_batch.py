@@ -58,10 +58,12 @@ class Column:
         return self.words.tobytes() == self.words[:1].tobytes() * len(self)
 
     def behind(self, start: int) -> array[int]:
-        """Each one less `start`, which none is less than.
+        """Each one less `start`. errors.Invalid: one lies before it.
 
         All at once, as one long number each: no word borrows from the next one.
         """
+        if len(self) and self.least < start:
+            raise errors.Invalid(f"the piece at {self.least:#x} lies before {start:#x}")
         size = _WORD * len(self)
         starts = start.to_bytes(_WORD, "little") * len(self)
         less = int.from_bytes(self.words.tobytes(), "little") - int.from_bytes(starts, "little")
