@@ -4,6 +4,8 @@
 import contextlib
 import os
 import random
+import subprocess
+import sys
 from functools import partial
 from types import SimpleNamespace
 
@@ -281,6 +283,14 @@ def test_file_of_a_secret_is_checked(tmp_path):
             Secret.read(str(file))
     file.chmod(0o400)
     Secret.read(str(file))
+
+
+def test_scheduler_sides_need_no_pytorch():
+    """Tests in the virtual machine use them, where there is none."""
+    program = """import sys
+sys.modules["torch"] = None
+import dray.vllm.ec.consumer, dray.vllm.ec.producer, dray.vllm.ecstore.batch"""
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_size_of_a_pool_is_raised_or_refused(caplog, monkeypatch):

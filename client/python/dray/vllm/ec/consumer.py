@@ -41,10 +41,12 @@ _DELIVERY = 0.001  # seconds that the engine gets to deliver the tokens of a req
 
 
 class _Source:
-    """An offer of a request. used: its right belongs to a load now, or was released, or is not needed, because its outputs are
-    read in place. hold: the right; None: it was not asked for. pool: of the encoder, from which outputs can be loaded without the right;
-    early: they are. error: why the right cannot be asked for. reading: outputs that are read in place. shapes: of all of them, which were opened in `seconds`.
-    since: when the request came."""
+    """An offer of a request.
+
+    hold: the right; None: it was not asked for. used: it belongs to a load, or was released, or is not needed, because outputs are read in place.
+    error: why it cannot be asked for. pool: of the encoder, from which outputs can be loaded without the right; early: they are.
+    reading: how many outputs are read in place. shapes: of those, which were opened in `seconds`, until they are counted. since: when the request came.
+    """
 
     __slots__ = ("_side", "early", "error", "hold", "offer", "pool", "reading", "request_id", "seconds", "shapes", "since", "used")
 
@@ -348,6 +350,7 @@ class ConsumerSide(Reader):
         super().build(output, metadata)
 
     def _steps_are_over(self, first: int, last: int) -> None:
+        """Encoders are told of what was loaded without their rights for these steps."""
         self._read += [source for step, source in self._loaded if first <= step <= last]
         self._loaded = [one for one in self._loaded if not first <= one[0] <= last]
 

@@ -112,16 +112,16 @@ class PoolFile:
                 self._close_unless_used()
 
     def read(self, start: int, length: int) -> bytearray | None:
-        """A copy of a range that another process of this engine holds; None if the pool was given up."""
+        """A copy of a range that another process of this engine holds; None: the pool was given up."""
         with self._busy:
             return bytearray(self.view[start:start + length]) if self.fd >= 0 else None
 
     def tensor(self, dtype: Any, shape: tuple[int, int], start: int) -> Any:
-        """A range that is held as a tensor, which stays mapped as long as it lives. Nobody must write to it. dtype: always the same."""
+        """A range that is held, as a tensor, which keeps the memory mapped. Nobody must write to it. dtype: the same in all calls."""
         import torch  # not at the top: the process of a scheduler needs none
 
         if self._tensor is None:
-            # PyTorch warns of memory that cannot be written; this object does not say so
+            # PyTorch warns of read-only memory, so that it is given an object that says nothing of that
             memory: Any = (ctypes.c_char * len(self._map)).from_address(self.checksums.address)
             memory.mapped = self.view[:]
             self._tensor = torch.frombuffer(memory, dtype=dtype)
