@@ -82,7 +82,7 @@ check-build:
 	$(CHECK) one "make install" -- $(MAKE) $(SUB) VARIANT=gcc install PREFIX=/usr \
 		DESTDIR=$(CURDIR)/build/check/root || status=1; \
 	$(CHECK) one "exported names" -- scripts/check-exports build/gcc/libdray.so.0 || status=1; \
-	$(if $(CUDA),$(CHECK) one "exported name of the CUDA plug-in" -- sh -c \
+	$(if $(PLUGIN),$(CHECK) one "exported name of the CUDA plug-in" -- sh -c \
 		'test "$$(nm -D --defined-only build/gcc/dray-cuda.so | cut -d" " -f3)" = gpu_plugin_ops' || status=1;) \
 	exit $$status
 
@@ -166,6 +166,6 @@ check-versions:
 
 .PHONY: unit-programs fuzz-programs arm64-programs fuzz-long fuzz-coverage
 # Some unit programs start the agent of the same variant.
-unit-programs: $(UNIT) $(if $(filter tsan,$(VARIANT)),,$(B)/drayd $(FAKE_LIBCUDA) $(PLUGIN) $(PLUGIN_DRIVER))
+unit-programs: $(UNIT) $(if $(filter tsan,$(VARIANT)),,$(B)/drayd $(FAKE_LIBCUDA) $(PLUGIN) $(PLUGIN_TEST))
 fuzz-programs: $(FUZZ)
 arm64-programs: $(ARM64_UNIT)

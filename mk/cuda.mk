@@ -1,57 +1,59 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # The CUDA plug-in, built if a CUDA toolkit is found at CUDA_HOME, at /usr/local/cuda, or by nvcc in the path. The build
-# uses only the toolkit's headers and compiler, and links none of its libraries.
+# uses the toolkit's headers, its compiler and the static library of its runtime, which is in lib64/ of NVIDIA's packages, in lib/ of
+# those of Python, and in targets/ of those for another processor.
 
 CUDA := $(firstword $(foreach d,$(CUDA_HOME) /usr/local/cuda $(patsubst %/bin/nvcc,%,$(shell command -v nvcc 2>/dev/null)),\
 	$(if $(and $(wildcard $(d)/bin/nvcc),$(wildcard $(d)/include/cuda.h)),$(d))))
+CUDA_RUNTIME := $(if $(CUDA),$(firstword $(wildcard $(patsubst %,$(CUDA)/%/libcudart_static.a,lib64 lib targets/$(shell uname -m)-linux/lib))))
 
 .PHONY: cuda-home
 cuda-home:
-	@echo $(CUDA)
+	@echo $(if $(CUDA_RUNTIME),$(CUDA))
 
 SRC_cuda := $(sort $(wildcard gpu/cuda/*.c))
 
-ifneq ($(CUDA),)
+ifneq ($(CUDA_RUNTIME),)
 PLUGIN := $(B)/dray-cuda.so
 
 # Machine code for each of these compute capabilities that the toolkit knows (code for x.0 runs on every x.y), and PTX
 # for the oldest and the newest, which drivers compile for all other GPUs from the oldest on.
 CUDA_ARCHS := $(filter 75 80 90 100,$(patsubst compute_%,%,$(shell $(CUDA)/bin/nvcc --list-gpu-arch 2>/dev/null)))
 CUDA_LOWEST := $(firstword $(CUDA_ARCHS))
-NVCCFLAGS := -std=c++17 -O3 -I. --fatbin $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
-	$(foreach a,$(sort $(CUDA_LOWEST) $(lastword $(CUDA_ARCHS))),-gencode arch=compute_$(a),code=compute_$(a))
+NVCCFLAGS := -std=c++17 -O3 -I. $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
+	$(foreach a,$(sort $(CUDA_LOWEST) $(lastword $(CUDA_ARCHS))),-gencode arch=compute_$(a),code=compute_$(a)) \
+	-Xcompiler -fPIC,-fvisibility=hidden,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics
 
 # Measures and verifies the plug-in alone, on a machine with GPUs.
 CEILING := $(B)/tests/gpu/ceiling_gpu
 SRC_ceiling := $(sort $(wildcard tests/gpu/ceiling_*.c))
 
-CUDA_OBJECTS := $(call obj,$(SRC_cuda)) $(O)/gpu/cuda/image.o
+CUDA_OBJECTS := $(call obj,$(SRC_cuda))
 $(call obj,$(SRC_cuda) $(SRC_ceiling)): CFLAGS_own := -isystem $(CUDA)/include -DDRAY_CUDA_LOWEST=$(CUDA_LOWEST)
 
-# One for all variants, because they differ only in the CPU's code.
-FATBIN := build/cuda/copy.fatbin
-$(FATBIN): gpu/cuda/copy.cu gpu/cuda/copy.h mk/cuda.mk
+# One for all variants, because they differ only in the code of C. The name of a temporary file in it would make each build another.
+KERNEL := build/cuda/copy.o
+$(KERNEL): gpu/cuda/copy.cu gpu/cuda/copy.h mk/cuda.mk
 	@mkdir -p $(@D)
 	@printf '  %-7s %s\n' NVCC $<
-	$(Q)$(CUDA)/bin/nvcc $(NVCCFLAGS) -o $@.$$$$ $< && mv $@.$$$$ $@
+	$(Q)$(CUDA)/bin/nvcc $(NVCCFLAGS) -c -o $@.$$$$ $< && strip --strip-unneeded $@.$$$$ && mv $@.$$$$ $@
 
-$(O)/gpu/cuda/image.o: gpu/cuda/image.S $(FATBIN)
-	@mkdir -p $(@D)
-	$(Q)$(CC) -c -DIMAGE='"$(FATBIN)"' -o $@ $<
+# What the runtime needs besides the C library itself, which has all of it since glibc 2.34.
+CUDA_LIBS := $(CUDA_RUNTIME) -Wl,--exclude-libs,ALL -ldl -lpthread -lrt
 
-$(PLUGIN): $(CUDA_OBJECTS) $(B)/libbase.a
-	$(call link,-shared $(filter %.o %.a,$^) -ldl)
+$(PLUGIN): $(CUDA_OBJECTS) $(KERNEL) $(B)/libbase.a
+	$(call link,-shared $(filter %.o %.a,$^) $(CUDA_LIBS))
 
-# The simulated driver that the plug-in's own unit test loads.
-PLUGIN_DRIVER := $(B)/tests/gpu/plugin/libcuda.so.1
+# The plug-in over a simulated runtime and driver, for its own unit test.
+PLUGIN_TEST := $(B)/tests/gpu/dray-cuda-test.so
 SRC_plugin_driver := $(sort $(wildcard tests/gpu/plugin_driver*.c))
 $(call obj,$(SRC_plugin_driver)): CFLAGS_own := -isystem $(CUDA)/include
-$(PLUGIN_DRIVER): $(call obj,$(SRC_plugin_driver))
-	$(call link,-shared -Wl$(,)-soname$(,)libcuda.so.1 $^)
+$(PLUGIN_TEST): $(CUDA_OBJECTS) $(call obj,$(SRC_plugin_driver)) $(B)/libbase.a
+	$(call link,-shared $^ -ldl)
 
-$(CEILING): $(call obj,$(SRC_ceiling) gpu/cuda/driver.c) $(O)/gpu/cuda/image.o $(B)/libgpu.a $(B)/libbase.a
-	$(call link,-pie $(filter %.o %.a,$^) -ldl)
+$(CEILING): $(call obj,$(SRC_ceiling) gpu/cuda/driver.c gpu/cuda/error.c) $(KERNEL) $(B)/libgpu.a $(B)/libbase.a
+	$(call link,-pie $(filter %.o %.a,$^) $(CUDA_LIBS))
 
 -include $(patsubst %.c,$(O)/%.d,$(SRC_cuda) $(SRC_ceiling) $(SRC_plugin_driver))
 .SECONDARY: $(CUDA_OBJECTS) $(call obj,$(SRC_ceiling) $(SRC_plugin_driver))
@@ -61,6 +63,6 @@ else
 all: $(O)/no-cuda
 $(O)/no-cuda:
 	@mkdir -p $(@D)
-	@printf '  %s\n' 'no CUDA toolkit: dray-cuda.so is not built'
+	@printf '  %s\n' '$(if $(CUDA),$(CUDA) has no libcudart_static.a (package cuda-cudart-dev),no CUDA toolkit): dray-cuda.so is not built'
 	@touch $@
 endif

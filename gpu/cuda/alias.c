@@ -13,31 +13,38 @@
 #include "gpu/cuda/plugin.h"
 #include "schema/gen/errors.h"
 
-static CUresult entry_write(const struct cuda_context *c, uint32_t slot,
-			    const struct copy_alias *entry)
+static cudaError_t entry_write(const struct cuda_context *c, uint32_t slot,
+			       const struct copy_alias *entry)
 {
-	CUdeviceptr at = c->aliases + slot * sizeof(*entry);
+	struct copy_alias *at = &c->aliases[slot];
 	size_t range = offsetof(struct copy_alias, distance);
-	CUresult r = CUDA_SUCCESS;
+	cudaError_t r = cudaSuccess;
 
 	/* first, so that a kernel that finds the range reads the right distance */
 	if (entry->end)
-		r = cuda.memcpy_to_device(at + range, &entry->distance, sizeof(*entry) - range);
-	if (r == CUDA_SUCCESS)
-		r = cuda.memcpy_to_device(at, entry, range);
+		r = cudaMemcpy(&at->distance, &entry->distance, sizeof(*entry) - range,
+			       cudaMemcpyHostToDevice);
+	if (r == cudaSuccess)
+		r = cudaMemcpy(at, entry, range, cudaMemcpyHostToDevice);
 	/* a copy from pageable memory may return before it has arrived, and queues do not wait for this stream */
-	return r == CUDA_SUCCESS ? cuda.stream_synchronize(NULL) : r;
+	return r == cudaSuccess ? cudaStreamSynchronize(NULL) : r;
 }
 
-static CUresult table_make(struct cuda_context *c)
+static cudaError_t table_make(struct cuda_context *c)
 {
+	void *aliases;
+	cudaError_t r;
+
 	if (!c->alias_used)
 		c->alias_used = calloc(COPY_ALIASES_MAX, sizeof(*c->alias_used));
 	if (!c->views)
 		c->views = calloc(COPY_ALIASES_MAX, sizeof(*c->views));
 	if (!c->alias_used || !c->views)
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	return cuda.mem_alloc(&c->aliases, COPY_ALIASES_MAX * sizeof(struct copy_alias));
+		return cudaErrorMemoryAllocation;
+	r = cudaMalloc(&aliases, COPY_ALIASES_MAX * sizeof(*c->aliases));
+	if (r == cudaSuccess)
+		c->aliases = aliases;
+	return r;
 }
 
 /* The number of views that begin at the address or below it. */
@@ -80,7 +87,7 @@ static void view_del(struct cuda_context *c, uint32_t slot)
 	pthread_mutex_unlock(&c->views_lock);
 }
 
-void cuda_alias_translate(struct cuda_context *c, CUdeviceptr *v, size_t n)
+void cuda_alias_translate(struct cuda_context *c, void **v, size_t n)
 {
 	const struct cuda_view *view = NULL;
 
@@ -89,15 +96,16 @@ void cuda_alias_translate(struct cuda_context *c, CUdeviceptr *v, size_t n)
 		return;
 	pthread_mutex_lock(&c->views_lock);
 	for (size_t i = 0; i < n; i++) {
+		uint64_t address = cuda_address(v[i]);
 		unsigned below;
 
 		/* neighbours in a list mostly lie in one allocation */
-		if (!view || v[i] < view->begin || v[i] >= view->end) {
-			below = views_below(c, v[i]);
+		if (!view || address < view->begin || address >= view->end) {
+			below = views_below(c, address);
 			view = below ? &c->views[below - 1] : NULL;
 		}
-		if (view && v[i] < view->end)
-			v[i] += view->distance;
+		if (view && address < view->end)
+			v[i] = cuda_pointer(address + view->distance);
 	}
 	pthread_mutex_unlock(&c->views_lock);
 }
@@ -106,12 +114,12 @@ int cuda_alias_add(struct cuda_context *c, uint64_t begin, uint64_t bytes, uint6
 		   uint32_t *ret_slot, struct dray_err *reterr)
 {
 	struct copy_alias entry = { begin, begin + bytes, address - begin, 0 };
-	CUresult r = CUDA_SUCCESS;
+	cudaError_t r = cudaSuccess;
 	uint32_t slot = 0;
 
 	if (!c->aliases)
 		r = table_make(c);
-	if (r != CUDA_SUCCESS)
+	if (r != cudaSuccess)
 		return cuda_fail(reterr, r, "the table of peers' memory cannot be made on the GPU");
 	while (slot < COPY_ALIASES_MAX && c->alias_used[slot])
 		slot++;
@@ -121,7 +129,7 @@ int cuda_alias_add(struct cuda_context *c, uint64_t begin, uint64_t bytes, uint6
 				    "use fewer and larger ones, or kind cuda_vmm",
 				    COPY_ALIASES_MAX);
 	r = entry_write(c, slot, &entry);
-	if (r != CUDA_SUCCESS)
+	if (r != cudaSuccess)
 		return cuda_fail(reterr, r, "the table of peers' memory cannot be written");
 	c->alias_used[slot] = true;
 	view_add(c, &(struct cuda_view){ begin, begin + bytes, address - begin, slot });

@@ -11,14 +11,14 @@
 struct gpu_block {
 	struct gpu_plugin *plugin;
 	struct cuda_context *context;
-	CUdeviceptr address;
+	void *address;
 };
 
 void cuda_block_free(struct gpu_block *b)
 {
 	/* a lost context frees its memory when it is destroyed */
-	if (b->address && cuda.context_set(b->context->cu) == CUDA_SUCCESS)
-		cuda.mem_free(b->address);
+	if (b->address && cuda_context_set(b->context->cu) == cudaSuccess)
+		cudaFree(b->address);
 	pthread_mutex_lock(&b->plugin->lock);
 	cuda_context_unref(b->context);
 	pthread_mutex_unlock(&b->plugin->lock);
@@ -30,7 +30,7 @@ int cuda_block_alloc(struct gpu_plugin *p, unsigned device, uint64_t bytes, stru
 {
 	struct gpu_block *b = calloc(1, sizeof(*b));
 	struct cuda_context *c;
-	CUresult result;
+	cudaError_t result;
 	int r;
 
 	if (!b)
@@ -45,15 +45,15 @@ int cuda_block_alloc(struct gpu_plugin *p, unsigned device, uint64_t bytes, stru
 		return r;
 	}
 	b->plugin = p;
-	result = cuda.mem_alloc(&b->address, bytes);
-	if (result == CUDA_SUCCESS) {
+	result = cudaMalloc(&b->address, bytes);
+	if (result == cudaSuccess) {
 		*ret = b;
-		*ret_address = b->address;
+		*ret_address = cuda_address(b->address);
 		return 0;
 	}
-	b->address = 0;
+	b->address = NULL;
 	cuda_block_free(b);
-	if (result == CUDA_ERROR_OUT_OF_MEMORY)
+	if (result == cudaErrorMemoryAllocation)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY,
 				    "the GPU has no %llu free bytes", (unsigned long long)bytes);
 	return cuda_fail(reterr, result, "memory on the GPU cannot be allocated");
@@ -61,12 +61,12 @@ int cuda_block_alloc(struct gpu_plugin *p, unsigned device, uint64_t bytes, stru
 
 int cuda_block_handle(struct gpu_block *b, uint8_t ret[GPU_HANDLE_BYTES], struct dray_err *reterr)
 {
-	CUresult result = cuda.context_set(b->context->cu);
-	CUipcMemHandle handle;
+	cudaError_t result = cuda_context_set(b->context->cu);
+	cudaIpcMemHandle_t handle;
 
-	if (result == CUDA_SUCCESS)
-		result = cuda.ipc_handle(&handle, b->address);
-	if (result != CUDA_SUCCESS)
+	if (result == cudaSuccess)
+		result = cudaIpcGetMemHandle(&handle, b->address);
+	if (result != cudaSuccess)
 		return cuda_fail(reterr, result, "memory on the GPU has no handle");
 	_Static_assert(sizeof(handle) == GPU_HANDLE_BYTES, "a legacy CUDA IPC handle");
 	memcpy(ret, &handle, sizeof(handle));

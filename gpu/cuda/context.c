@@ -8,8 +8,6 @@
 #include "lib/time.h"
 #include "schema/gen/errors.h"
 
-extern const char dray_copy_image[];
-
 struct cuda_context *cuda_context_ref(struct cuda_context *c)
 {
 	c->refs++;
@@ -20,7 +18,7 @@ void cuda_context_unref(struct cuda_context *c)
 {
 	if (--c->refs)
 		return;
-	cuda.context_destroy(c->cu);
+	cuda_driver.context_destroy(c->cu);
 	free(c->alias_used);
 	free(c->views);
 	pthread_mutex_destroy(&c->views_lock);
@@ -33,13 +31,13 @@ int cuda_enter(struct gpu_plugin *p, unsigned device, struct cuda_context **ret,
 	       struct dray_err *reterr)
 {
 	struct cuda_context *c = device < p->n ? p->devices[device].context : NULL;
-	CUresult r;
+	cudaError_t r;
 
 	if (!c || c->lost)
 		return dray_err_set(reterr, -EIO, DRAY_E_GPU_LOST, "the GPU %s",
 				    c ? "is lost" : "is not started");
-	r = cuda.context_set(c->cu);
-	if (r != CUDA_SUCCESS) {
+	r = cuda_context_set(c->cu);
+	if (r != cudaSuccess) {
 		cuda_lost(c);
 		return cuda_fail(reterr, r, "the GPU's context cannot be used");
 	}
@@ -67,31 +65,31 @@ void cuda_stopped_free(struct gpu_plugin *p)
 	}
 }
 
-static int context_new(struct cuda_device *d, struct cuda_context **ret, struct dray_err *reterr)
+static int context_new(unsigned device, struct cuda_context **ret, struct dray_err *reterr)
 {
 	dray_auto_free struct cuda_context *c = calloc(1, sizeof(*c));
-	CUmodule module;
-	CUresult r;
+	struct cudaFuncAttributes attributes;
+	cudaError_t r;
 
 	if (!c)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
 	c->refs = 1;
 	/* threads that wait in the driver sleep */
-	r = cuda.context_create(&c->cu, CU_CTX_SCHED_BLOCKING_SYNC | CU_CTX_MAP_HOST, d->cu);
+	r = CUDA_DRIVER_CALL(context_create, &c->cu, CU_CTX_SCHED_BLOCKING_SYNC | CU_CTX_MAP_HOST,
+			     (CUdevice)device);
 	/* after a fault of a kernel or a link the driver refuses this process until it ends */
 	if (cuda_is_lost(r))
 		return cuda_fail(
 			reterr, r,
 			"CUDA does not work in this process any more after a fault: restart the agent");
-	if (r != CUDA_SUCCESS)
+	if (r != cudaSuccess)
 		return cuda_fail(reterr, r, "no context can be made on the GPU");
-	r = cuda.module_load(&module, dray_copy_image);
-	if (r == CUDA_SUCCESS)
-		r = cuda.module_function(&c->copy, module, COPY_KERNEL);
-	if (r == CUDA_SUCCESS)
-		r = cuda.context_priorities(&c->priority_low, &c->priority_high);
-	if (r != CUDA_SUCCESS) {
-		cuda.context_destroy(c->cu);
+	/* loads it now rather than at its first launch */
+	r = cudaFuncGetAttributes(&attributes, (const void *)(uintptr_t)dray_copy);
+	if (r == cudaSuccess)
+		r = cudaDeviceGetStreamPriorityRange(&c->priority_low, &c->priority_high);
+	if (r != cudaSuccess) {
+		cuda_driver.context_destroy(c->cu);
 		return cuda_fail(reterr, r, "the copy kernel cannot be loaded");
 	}
 	pthread_mutex_init(&c->views_lock, NULL);
@@ -100,17 +98,19 @@ static int context_new(struct cuda_device *d, struct cuda_context **ret, struct 
 }
 
 /* The context of a device that starts, which is current then. */
-static int context_get(struct cuda_device *d, struct cuda_context **ret, struct dray_err *reterr)
+static int context_get(struct gpu_plugin *p, unsigned device, struct cuda_context **ret,
+		       struct dray_err *reterr)
 {
+	struct cuda_device *d = &p->devices[device];
 	uint64_t before, after;
 	int r;
 
-	if (d->stopped && cuda.context_set(d->stopped->cu) == CUDA_SUCCESS) {
+	if (d->stopped && cuda_context_set(d->stopped->cu) == cudaSuccess) {
 		*ret = dray_take(d->stopped);
 		return 0;
 	}
 	before = cuda_memory_used(d->info.bdf);
-	r = context_new(d, ret, reterr);
+	r = context_new(device, ret, reterr);
 	if (r < 0)
 		return r;
 	after = cuda_memory_used(d->info.bdf);
@@ -118,9 +118,9 @@ static int context_get(struct cuda_device *d, struct cuda_context **ret, struct 
 	return 0;
 }
 
-static bool is_enabled(CUresult r)
+static bool is_enabled(cudaError_t r)
 {
-	return r == CUDA_SUCCESS || r == CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
+	return r == cudaSuccess || r == cudaErrorPeerAccessAlreadyEnabled;
 }
 
 /*
@@ -134,21 +134,21 @@ static int peers_open(struct gpu_plugin *p, unsigned device, struct cuda_context
 
 	for (unsigned i = 0; i < p->n; i++) {
 		struct cuda_context *peer = p->devices[i].context;
-		CUresult to = CUDA_SUCCESS, from = CUDA_SUCCESS;
+		cudaError_t to = cudaSuccess, from = cudaSuccess;
 
 		if (!peer || peer->lost)
 			continue;
 		if (d->info.peers & 1u << i)
-			to = cuda.context_enable_peer(peer->cu, 0);
+			to = CUDA_DRIVER_CALL(context_enable_peer, peer->cu, 0);
 		if (cuda_is_lost(to))
 			return cuda_fail(reterr, to, "the GPU cannot reach its peer");
 		if (p->devices[i].info.peers & 1u << device) {
-			from = cuda.context_set(peer->cu);
-			if (from == CUDA_SUCCESS)
-				from = cuda.context_enable_peer(c->cu, 0);
+			from = cuda_context_set(peer->cu);
+			if (from == cudaSuccess)
+				from = CUDA_DRIVER_CALL(context_enable_peer, c->cu, 0);
 			if (cuda_is_lost(from))
 				cuda_lost(peer);
-			cuda.context_set(c->cu);
+			cuda_context_set(c->cu);
 		}
 		if (is_enabled(to) && is_enabled(from))
 			continue;
@@ -183,7 +183,7 @@ static int start_locked(struct gpu_plugin *p, unsigned device, uint64_t *ret_byt
 			"the plug-in has no code for %s (compute capability %u.%u), or its compute "
 			"mode prohibits contexts",
 			d->info.name, d->info.major, d->info.minor);
-	r = context_get(d, &c, reterr);
+	r = context_get(p, device, &c, reterr);
 	if (r == 0)
 		r = peers_open(p, device, c, ret_left_out, reterr);
 	if (r == 0)

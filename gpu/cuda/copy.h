@@ -4,7 +4,6 @@
 
 #include <stdint.h>
 
-#define COPY_KERNEL "dray_copy"
 /* Pieces that fit into the launch itself; longer lists are read from host memory, which takes microseconds more. */
 #define COPY_FEW 8
 /* Kernels of a queue that run at the same time; no GPU runs more. */

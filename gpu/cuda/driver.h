@@ -1,107 +1,80 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The NVIDIA driver's functions, looked up at run time: neither libcuda nor the CUDA runtime is linked, so the plug-in
- * loads on any machine and reports what is missing. Each name means the version of its function in cuda.h.
+ * The CUDA runtime, which is linked statically and loads libcuda.so.1 itself, and the functions of the driver for what it lacks:
+ * contexts besides the primary ones, virtual memory, handles, and words that streams write. A function of the runtime works in the
+ * context that is current, whoever has made it. Without a current one it would make the primary context, which costs as much
+ * memory as another: so a context is current in every call that needs one.
+ *
+ * The numbers of errors are the same in both, and all functions here return them as the runtime's.
  */
 #pragma once
 
 #include <cuda.h>
+#include <cuda_runtime_api.h>
 #include <stdbool.h>
+#include <stdint.h>
 
 #include "lib/err.h"
 
-/* Required; drivers have them since CUDA 11.2. */
-#define CUDA_NEEDED(X)                                            \
-	X(init, cuInit)                                           \
-	X(driver_version, cuDriverGetVersion)                     \
-	X(error_name, cuGetErrorName)                             \
-	X(error_string, cuGetErrorString)                         \
-	X(device_count, cuDeviceGetCount)                         \
-	X(device_get, cuDeviceGet)                                \
-	X(device_name, cuDeviceGetName)                           \
-	X(device_memory, cuDeviceTotalMem)                        \
-	X(device_attribute, cuDeviceGetAttribute)                 \
-	X(device_bus_id, cuDeviceGetPCIBusId)                     \
-	X(device_can_access_peer, cuDeviceCanAccessPeer)          \
-	X(device_p2p_attribute, cuDeviceGetP2PAttribute)          \
-	X(context_destroy, cuCtxDestroy)                          \
-	X(context_set, cuCtxSetCurrent)                           \
-	X(context_enable_peer, cuCtxEnablePeerAccess)             \
-	X(context_priorities, cuCtxGetStreamPriorityRange)        \
-	X(module_load, cuModuleLoadData)                          \
-	X(module_function, cuModuleGetFunction)                   \
-	X(launch, cuLaunchKernel)                                 \
-	X(mem_alloc, cuMemAlloc)                                  \
-	X(mem_free, cuMemFree)                                    \
-	X(memcpy_to_device, cuMemcpyHtoD)                         \
-	X(memset_async, cuMemsetD8Async)                          \
-	X(mem_range, cuMemGetAddressRange)                        \
-	X(pointer_attribute, cuPointerGetAttribute)               \
-	X(host_register, cuMemHostRegister)                       \
-	X(host_unregister, cuMemHostUnregister)                   \
-	X(ipc_handle, cuIpcGetMemHandle)                          \
-	X(ipc_open, cuIpcOpenMemHandle)                           \
-	X(ipc_close, cuIpcCloseMemHandle)                         \
-	X(vmm_import, cuMemImportFromShareableHandle)             \
-	X(vmm_properties, cuMemGetAllocationPropertiesFromHandle) \
-	X(vmm_granularity, cuMemGetAllocationGranularity)         \
-	X(vmm_reserve, cuMemAddressReserve)                       \
-	X(vmm_unreserve, cuMemAddressFree)                        \
-	X(vmm_map, cuMemMap)                                      \
-	X(vmm_unmap, cuMemUnmap)                                  \
-	X(vmm_set_access, cuMemSetAccess)                         \
-	X(vmm_release, cuMemRelease)                              \
-	X(stream_create, cuStreamCreateWithPriority)              \
-	X(stream_destroy, cuStreamDestroy)                        \
-	X(stream_query, cuStreamQuery)                            \
-	X(stream_synchronize, cuStreamSynchronize)                \
-	X(stream_callback, cuStreamAddCallback)                   \
-	X(stream_wait, cuStreamWaitEvent)                         \
-	X(event_create, cuEventCreate)                            \
-	X(event_record, cuEventRecord)                            \
-	X(event_destroy, cuEventDestroy)                          \
-	X(memcpy_async, cuMemcpyAsync)                            \
-	X(memcpy_2d_async, cuMemcpy2DAsync)
+#if CUDART_VERSION < 12080
+#error "the CUDA plug-in needs a CUDA toolkit of 12.8 or later: set CUDA_HOME"
+#endif
 
-/* NULL if the driver is too old. */
-#define CUDA_OPTIONAL(X)                               \
-	X(device_uuid, cuDeviceGetUuid)                \
-	X(range_handle, cuMemGetHandleForAddressRange) \
-	X(flush_rdma, cuFlushGPUDirectRDMAWrites)      \
-	X(stream_write64, cuStreamWriteValue64)        \
-	X(launch_ex, cuLaunchKernelEx)
-
-/* CUmemcpyAttributes, which cuda.h declares since CUDA 12.8. */
-struct cuda_batch_attributes {
-	unsigned access_order; /* CU_MEMCPY_SRC_ACCESS_ORDER_* */
-	struct {
-		unsigned type;
-		int id;
-	} from, to; /* of managed memory alone */
-	unsigned flags;
-};
-#define CUDA_ACCESS_ORDER_STREAM 1u
+/* member, function and the CUDA version whose form of it is meant */
+#define CUDA_DRIVER(X)                                                   \
+	X(context_destroy, cuCtxDestroy, 4000)                           \
+	X(context_set, cuCtxSetCurrent, 4000)                            \
+	X(context_enable_peer, cuCtxEnablePeerAccess, 4000)              \
+	X(mem_range, cuMemGetAddressRange, 3020)                         \
+	X(range_handle, cuMemGetHandleForAddressRange, 11070)            \
+	X(vmm_import, cuMemImportFromShareableHandle, 10020)             \
+	X(vmm_properties, cuMemGetAllocationPropertiesFromHandle, 10020) \
+	X(vmm_granularity, cuMemGetAllocationGranularity, 10020)         \
+	X(vmm_reserve, cuMemAddressReserve, 10020)                       \
+	X(vmm_unreserve, cuMemAddressFree, 10020)                        \
+	X(vmm_map, cuMemMap, 10020)                                      \
+	X(vmm_unmap, cuMemUnmap, 10020)                                  \
+	X(vmm_set_access, cuMemSetAccess, 10020)                         \
+	X(vmm_release, cuMemRelease, 10020)                              \
+	X(stream_write64, cuStreamWriteValue64, 11070)
 
 struct cuda_driver {
-	/* cuCtxCreate_v2, which every driver has; cuda.h declares newer forms */
+	/* the form of CUDA 3.2, which cuda.h declares no longer */
 	CUresult (*context_create)(CUcontext *ret, unsigned flags, CUdevice device);
-	/* cuMemcpyBatchAsync_v2, which drivers have since CUDA 13; NULL: this one is older */
-	CUresult (*memcpy_batch)(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, size_t n,
-				 struct cuda_batch_attributes *attributes, size_t *begins,
-				 size_t n_attributes, CUstream stream);
-#define CUDA_MEMBER(name, function) __typeof__(&(function)) name;
-	CUDA_NEEDED(CUDA_MEMBER)
-	CUDA_OPTIONAL(CUDA_MEMBER)
+#define CUDA_MEMBER(name, function, version) __typeof__(&(function)) name;
+	CUDA_DRIVER(CUDA_MEMBER)
 #undef CUDA_MEMBER
 };
 
 /* Valid after cuda_driver_load(). */
-extern struct cuda_driver cuda;
+extern struct cuda_driver cuda_driver;
 
-/* Loads libcuda.so.1, for the life of the process. 0, or -ENOENT with DRAY_E_UNSUPPORTED. Blocks. One thread at a time. */
-int cuda_driver_load(struct dray_err *reterr);
+/*
+ * Finds the functions. Gives the version of CUDA that the driver is for, as the runtime counts: 13000. 0, or -ENOENT with
+ * DRAY_E_UNSUPPORTED: there is no driver, or it is too old for this build's runtime. Blocks. One thread at a time.
+ */
+int cuda_driver_load(int *ret_version, struct dray_err *reterr);
+
+/* A call of the driver, with its error as the runtime names it. */
+#define CUDA_DRIVER_CALL(member, ...) ((cudaError_t)cuda_driver.member(__VA_ARGS__))
+
+static inline cudaError_t cuda_context_set(CUcontext c)
+{
+	return CUDA_DRIVER_CALL(context_set, c);
+}
+
+/* The runtime's and the driver's form of an address on a device. */
+static inline void *cuda_pointer(CUdeviceptr address)
+{
+	return (void *)(uintptr_t)address;
+}
+
+static inline CUdeviceptr cuda_address(const void *p)
+{
+	return (uintptr_t)p;
+}
 
 /* error.c: true if the context is unusable from now on: the device, or something that ran on it, failed. */
-bool cuda_is_lost(CUresult r);
-/* error.c: returns -errno for a failure, and sets reterr: "WHAT: CUDA_ERROR_X (its text)", with advice if there is any. */
-int cuda_fail(struct dray_err *reterr, CUresult r, const char *what);
+bool cuda_is_lost(cudaError_t r);
+/* error.c: returns -errno for a failure, and sets reterr: "WHAT: cudaErrorX (its text)", with advice if there is any. */
+int cuda_fail(struct dray_err *reterr, cudaError_t r, const char *what);

@@ -28,25 +28,26 @@
 
 struct cuda_engines {
 	struct {
-		CUstream stream;
-		CUevent end;
+		cudaStream_t stream;
+		cudaEvent_t end;
 	} side[STREAMS];
 	/* of one call */
-	CUdeviceptr to[CALL_PIECES], from[CALL_PIECES];
+	void *to[CALL_PIECES], *from[CALL_PIECES];
 	size_t bytes[CALL_PIECES];
 };
 
-CUresult cuda_engines_new(struct cuda_engines **ret, int priority)
+cudaError_t cuda_engines_new(struct cuda_engines **ret, int priority)
 {
 	struct cuda_engines *e = calloc(1, sizeof(*e));
-	CUresult r = e ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+	cudaError_t r = e ? cudaSuccess : cudaErrorMemoryAllocation;
 
-	for (unsigned i = 0; i < STREAMS && r == CUDA_SUCCESS; i++) {
-		r = cuda.stream_create(&e->side[i].stream, CU_STREAM_NON_BLOCKING, priority);
-		if (r == CUDA_SUCCESS)
-			r = cuda.event_create(&e->side[i].end, CU_EVENT_DISABLE_TIMING);
+	for (unsigned i = 0; i < STREAMS && r == cudaSuccess; i++) {
+		r = cudaStreamCreateWithPriority(&e->side[i].stream, cudaStreamNonBlocking,
+						 priority);
+		if (r == cudaSuccess)
+			r = cudaEventCreateWithFlags(&e->side[i].end, cudaEventDisableTiming);
 	}
-	if (r == CUDA_SUCCESS)
+	if (r == cudaSuccess)
 		*ret = e;
 	else
 		cuda_engines_free(e);
@@ -57,25 +58,25 @@ void cuda_engines_free(struct cuda_engines *e)
 {
 	for (unsigned i = 0; e && i < STREAMS; i++) {
 		if (e->side[i].end)
-			cuda.event_destroy(e->side[i].end);
+			cudaEventDestroy(e->side[i].end);
 		if (e->side[i].stream)
-			cuda.stream_destroy(e->side[i].stream);
+			cudaStreamDestroy(e->side[i].stream);
 	}
 	free(e);
 }
 
-static CUdeviceptr to_of(const struct gpu_copy *c, uint32_t i)
+static void *to_of(const struct gpu_copy *c, uint32_t i)
 {
 	const struct dray_piece *p = &c->pieces[i];
 
-	return (uint64_t)(uintptr_t)(c->swapped ? p->from : p->to) + c->to_base;
+	return cuda_pointer(cuda_address(c->swapped ? p->from : p->to) + c->to_base);
 }
 
-static CUdeviceptr from_of(const struct gpu_copy *c, uint32_t i)
+static void *from_of(const struct gpu_copy *c, uint32_t i)
 {
 	const struct dray_piece *p = &c->pieces[i];
 
-	return (uint64_t)(uintptr_t)(c->swapped ? p->to : p->from) + c->from_base;
+	return cuda_pointer(cuda_address(c->swapped ? p->to : p->from) + c->from_base);
 }
 
 static bool is_small(const struct gpu_copy *c, uint32_t i)
@@ -92,72 +93,59 @@ static uint32_t count_small(const struct gpu_copy *c)
 	return n;
 }
 
-/* Small pieces go as lists, too: the driver must know lists. */
-static bool are_listed(const struct cuda_engines *e, const struct gpu_copy *c)
-{
-	return c->lists && e && cuda.memcpy_batch;
-}
-
-/* As a rectangle of two rows. */
-static CUresult in_rows(CUstream stream, CUdeviceptr to, CUdeviceptr from, uint64_t bytes)
-{
-	const CUDA_MEMCPY2D rows = {
-		.srcMemoryType = CU_MEMORYTYPE_UNIFIED,
-		.srcDevice = from,
-		.srcPitch = bytes / 2,
-		.dstMemoryType = CU_MEMORYTYPE_UNIFIED,
-		.dstDevice = to,
-		.dstPitch = bytes / 2,
-		.WidthInBytes = bytes / 2,
-		.Height = 2,
-	};
-
-	return cuda.memcpy_2d_async(&rows, stream);
-}
-
 /* The pieces that are small, or those that are not. */
-static CUresult one_by_one(struct cuda_context *context, CUstream stream, const struct gpu_copy *c,
-			   bool small)
+static cudaError_t one_by_one(struct cuda_context *context, cudaStream_t stream,
+			      const struct gpu_copy *c, bool small)
 {
-	CUresult r = CUDA_SUCCESS;
+	cudaError_t r = cudaSuccess;
 
-	for (uint32_t i = 0; i < c->n && r == CUDA_SUCCESS; i++) {
-		CUdeviceptr at[] = { to_of(c, i), from_of(c, i) };
-		uint64_t bytes = c->pieces[i].bytes;
+	for (uint32_t i = 0; i < c->n && r == cudaSuccess; i++) {
+		void *at[] = { to_of(c, i), from_of(c, i) };
+		size_t bytes = c->pieces[i].bytes;
 
 		if (is_small(c, i) != small)
 			continue;
 		if (c->route == GPU_PEER)
 			cuda_alias_translate(context, at, DRAY_ARRAY_SIZE(at));
-		r = small && bytes % 2 == 0 ? in_rows(stream, at[0], at[1], bytes) :
-					      cuda.memcpy_async(at[0], at[1], bytes, stream);
+		/* small: as a rectangle of two rows */
+		r = small && bytes % 2 == 0 ?
+			    cudaMemcpy2DAsync(at[0], bytes / 2, at[1], bytes / 2, bytes / 2, 2,
+					      cudaMemcpyDefault, stream) :
+			    cudaMemcpyAsync(at[0], at[1], bytes, cudaMemcpyDefault, stream);
 	}
 	return r;
 }
 
-/* A call for the pieces that were put into e. */
-static CUresult call(struct cuda_engines *e, struct cuda_context *context, CUstream stream,
-		     enum gpu_route route, uint32_t n)
+/* A call for the pieces that were put into e. CUDA 12 also tells which piece it refuses. */
+static cudaError_t call(struct cuda_engines *e, struct cuda_context *context, cudaStream_t stream,
+			enum gpu_route route, uint32_t n)
 {
-	struct cuda_batch_attributes attributes = { .access_order = CUDA_ACCESS_ORDER_STREAM };
+	struct cudaMemcpyAttributes attributes = { .srcAccessOrder =
+							   cudaMemcpySrcAccessOrderStream };
 	size_t begins = 0;
 
 	if (route == GPU_PEER) {
 		cuda_alias_translate(context, e->to, n);
 		cuda_alias_translate(context, e->from, n);
 	}
-	return cuda.memcpy_batch(e->to, e->from, e->bytes, n, &attributes, &begins, 1, stream);
+#if CUDART_VERSION >= 13000
+	return cudaMemcpyBatchAsync(e->to, (const void *const *)e->from, e->bytes, n, &attributes,
+				    &begins, 1, stream);
+#else
+	return cudaMemcpyBatchAsync(e->to, e->from, e->bytes, n, &attributes, &begins, 1, NULL,
+				    stream);
+#endif
 }
 
 /* What comes later in `stream` waits for the first n other streams. */
-static CUresult join(struct cuda_engines *e, CUstream stream, unsigned n)
+static cudaError_t join(struct cuda_engines *e, cudaStream_t stream, unsigned n)
 {
-	CUresult r = CUDA_SUCCESS;
+	cudaError_t r = cudaSuccess;
 
-	for (unsigned i = 0; i < n && r == CUDA_SUCCESS; i++) {
-		r = cuda.event_record(e->side[i].end, e->side[i].stream);
-		if (r == CUDA_SUCCESS)
-			r = cuda.stream_wait(stream, e->side[i].end, 0);
+	for (unsigned i = 0; i < n && r == cudaSuccess; i++) {
+		r = cudaEventRecord(e->side[i].end, e->side[i].stream);
+		if (r == cudaSuccess)
+			r = cudaStreamWaitEvent(stream, e->side[i].end, 0);
 	}
 	return r;
 }
@@ -170,15 +158,15 @@ static uint32_t streams_for(const struct gpu_copy *c, uint32_t n, bool small)
 }
 
 /* n pieces: those that are not small, or all, some of which are small. */
-static CUresult lists(struct cuda_engines *e, struct cuda_context *context, CUstream stream,
-		      const struct gpu_copy *c, uint32_t n, bool small)
+static cudaError_t lists(struct cuda_engines *e, struct cuda_context *context, cudaStream_t stream,
+			 const struct gpu_copy *c, uint32_t n, bool small)
 {
 	uint32_t streams = streams_for(c, n, small), turn = 0;
 	uint32_t each = dray_min((n + streams - 1) / streams, CALL_PIECES);
 
 	for (uint32_t i = 0, left = n, put = 0; left; i++) {
-		CUstream own = turn % streams ? e->side[turn % streams - 1].stream : stream;
-		CUresult r;
+		cudaStream_t own = turn % streams ? e->side[turn % streams - 1].stream : stream;
+		cudaError_t r;
 
 		if (is_small(c, i) && !small)
 			continue;
@@ -189,7 +177,7 @@ static CUresult lists(struct cuda_engines *e, struct cuda_context *context, CUst
 		if (left && put < each)
 			continue;
 		r = call(e, context, own, c->route, put);
-		if (r != CUDA_SUCCESS)
+		if (r != cudaSuccess)
 			return r;
 		put = 0;
 		turn++;
@@ -197,17 +185,18 @@ static CUresult lists(struct cuda_engines *e, struct cuda_context *context, CUst
 	return join(e, stream, streams - 1);
 }
 
-CUresult cuda_engines_copy(struct cuda_engines *e, struct cuda_context *context, CUstream stream,
-			   const struct gpu_copy *c)
+cudaError_t cuda_engines_copy(struct cuda_engines *e, struct cuda_context *context,
+			      cudaStream_t stream, const struct gpu_copy *c)
 {
 	uint32_t small = count_small(c), large = c->n - small;
-	CUresult r;
+	cudaError_t r;
 
-	if (small && are_listed(e, c))
+	/* small pieces go as lists, too */
+	if (small && c->lists && e)
 		return lists(e, context, stream, c, c->n, true);
-	r = small ? one_by_one(context, stream, c, true) : CUDA_SUCCESS;
-	if (r != CUDA_SUCCESS || !large)
+	r = small ? one_by_one(context, stream, c, true) : cudaSuccess;
+	if (r != cudaSuccess || !large)
 		return r;
-	return e && cuda.memcpy_batch && large > 1 ? lists(e, context, stream, c, large, false) :
-						     one_by_one(context, stream, c, false);
+	return e && large > 1 ? lists(e, context, stream, c, large, false) :
+				one_by_one(context, stream, c, false);
 }

@@ -24,19 +24,18 @@ struct range {
 static int range_register(const struct range *g, struct cuda_context *c, bool read_only,
 			  struct dray_err *reterr)
 {
-	unsigned flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
-	CUresult r = cuda.context_set(c->cu);
+	unsigned flags = cudaHostRegisterPortable | cudaHostRegisterMapped;
+	cudaError_t r = cuda_context_set(c->cu);
 
 	if (!g->write && read_only)
-		flags |= CU_MEMHOSTREGISTER_READ_ONLY;
-	if (r == CUDA_SUCCESS)
-		r = cuda.host_register(g->base, g->bytes, flags);
-	if (r == CUDA_ERROR_OUT_OF_MEMORY)
+		flags |= cudaHostRegisterReadOnly;
+	if (r == cudaSuccess)
+		r = cudaHostRegister(g->base, g->bytes, flags);
+	if (r == cudaErrorMemoryAllocation)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY,
 				    "%llu bytes of host memory cannot be pinned for GPUs",
 				    (unsigned long long)g->bytes);
-	return r == CUDA_SUCCESS ? 0 :
-				   cuda_fail(reterr, r, "host memory cannot be pinned for GPUs");
+	return r == cudaSuccess ? 0 : cuda_fail(reterr, r, "host memory cannot be pinned for GPUs");
 }
 
 /* The caller holds the lock. */
@@ -45,8 +44,8 @@ static void range_unregister(struct gpu_plugin *p, struct range *g)
 	if (!g->context)
 		return;
 	/* a lost context drops the registration when it is destroyed */
-	if (cuda.context_set(g->context->cu) == CUDA_SUCCESS)
-		cuda.host_unregister(g->base);
+	if (cuda_context_set(g->context->cu) == cudaSuccess)
+		cudaHostUnregister(g->base);
 	cuda_context_unref(g->context);
 	g->context = NULL;
 	cuda_stopped_free(p);

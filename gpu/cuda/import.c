@@ -35,31 +35,32 @@ struct gpu_import {
 /* Opens the handle of an import in the current context. */
 static int ipc_open_handle(const struct gpu_import *i, CUdeviceptr *ret, struct dray_err *reterr)
 {
-	CUipcMemHandle handle;
-	CUresult r;
+	cudaIpcMemHandle_t handle;
+	void *p = NULL;
+	cudaError_t r;
 
 	memcpy(&handle, i->handle, sizeof(handle));
-	r = cuda.ipc_open(ret, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+	r = cudaIpcOpenMemHandle(&p, handle, cudaIpcMemLazyEnablePeerAccess);
+	*ret = cuda_address(p);
 	/* the driver takes two processes with the same process ID for one */
-	if (r == CUDA_ERROR_INVALID_CONTEXT)
+	if (r == cudaErrorDeviceUninitialized)
 		return dray_err_set(
 			reterr, -EINVAL, DRAY_E_GPU_HANDLE,
 			"the CUDA IPC handle's owner has the same process ID as the agent, as in two "
 			"containers that are both PID 1: let them share a PID namespace, or use kind "
 			"cuda_vmm");
-	return r == CUDA_SUCCESS ? 0 : cuda_fail(reterr, r, "the CUDA IPC handle cannot be opened");
+	return r == cudaSuccess ? 0 : cuda_fail(reterr, r, "the CUDA IPC handle cannot be opened");
 }
 
 static int device_check(const struct gpu_plugin *p, unsigned wanted, int ordinal,
 			struct dray_err *reterr)
 {
-	if (ordinal == p->devices[wanted].cu)
+	if (ordinal == (int)wanted)
 		return 0;
-	for (unsigned i = 0; i < p->n; i++)
-		if (p->devices[i].cu == ordinal)
-			return dray_err_set(reterr, -EXDEV, DRAY_E_GPU_DEVICE,
-					    "the memory is on GPU %s, not on %s",
-					    p->devices[i].info.uuid, p->devices[wanted].info.uuid);
+	if (ordinal >= 0 && ordinal < (int)p->n)
+		return dray_err_set(reterr, -EXDEV, DRAY_E_GPU_DEVICE,
+				    "the memory is on GPU %s, not on %s",
+				    p->devices[ordinal].info.uuid, p->devices[wanted].info.uuid);
 	return dray_err_set(reterr, -EXDEV, DRAY_E_GPU_DEVICE, "the memory is not on GPU %s",
 			    p->devices[wanted].info.uuid);
 }
@@ -68,16 +69,15 @@ static int ipc_measure(struct gpu_import *i, struct dray_err *reterr)
 {
 	CUdeviceptr base = 0;
 	size_t bytes = 0;
-	int ordinal = -1;
-	CUresult r =
-		cuda.pointer_attribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, i->address);
+	struct cudaPointerAttributes attributes;
+	cudaError_t r = cudaPointerGetAttributes(&attributes, cuda_pointer(i->address));
 
-	if (r == CUDA_SUCCESS)
-		r = cuda.mem_range(&base, &bytes, i->address);
-	if (r != CUDA_SUCCESS)
+	if (r == cudaSuccess)
+		r = CUDA_DRIVER_CALL(mem_range, &base, &bytes, i->address);
+	if (r != cudaSuccess)
 		return cuda_fail(reterr, r, "the memory of the CUDA IPC handle cannot be examined");
 	i->bytes = bytes - (i->address - base);
-	return device_check(i->plugin, i->device, ordinal, reterr);
+	return device_check(i->plugin, i->device, attributes.device, reterr);
 }
 
 static int ipc_open(struct gpu_import *i, struct cuda_context *c, struct dray_err *reterr)
@@ -94,10 +94,10 @@ static void ipc_view_close(struct ipc_view *v)
 {
 	if (!v->context)
 		return;
-	if (cuda.context_set(v->context->cu) == CUDA_SUCCESS) {
+	if (cuda_context_set(v->context->cu) == cudaSuccess) {
 		if (v->aliased)
 			cuda_alias_del(v->context, v->alias);
-		cuda.ipc_close(v->address);
+		cudaIpcCloseMemHandle(cuda_pointer(v->address));
 	}
 	cuda_context_unref(v->context);
 	*v = (struct ipc_view){ 0 };
@@ -140,20 +140,19 @@ static struct gpu_import *ipc_find(struct gpu_plugin *p, const struct gpu_import
 	return NULL;
 }
 
-static CUresult vmm_access(const struct gpu_import *i, CUdevice device, CUmemAccess_flags flags)
+static cudaError_t vmm_access(const struct gpu_import *i, unsigned device, CUmemAccess_flags flags)
 {
 	CUmemAccessDesc access = {
-		.location = { .type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device },
+		.location = { .type = CU_MEM_LOCATION_TYPE_DEVICE, .id = (int)device },
 		.flags = flags,
 	};
 
-	return cuda.vmm_set_access(i->address, i->bytes, &access, 1);
+	return CUDA_DRIVER_CALL(vmm_set_access, i->address, i->bytes, &access, 1);
 }
 
 static int vmm_open_to(const struct gpu_import *i, unsigned device, struct dray_err *reterr)
 {
-	CUdevice cu = i->plugin->devices[device].cu;
-	CUresult r = CUDA_ERROR_NOT_SUPPORTED;
+	cudaError_t r = cudaErrorNotSupported;
 	int entered = cuda_enter(i->plugin, device, NULL, reterr);
 
 	/* the driver reports faults of the current context here, whatever device the call names */
@@ -161,10 +160,10 @@ static int vmm_open_to(const struct gpu_import *i, unsigned device, struct dray_
 		return entered;
 	/* some drivers have no read-only access to device memory; the agent checks every access itself anyway */
 	if (!i->write)
-		r = vmm_access(i, cu, CU_MEM_ACCESS_FLAGS_PROT_READ);
-	if (r != CUDA_SUCCESS && !cuda_is_lost(r))
-		r = vmm_access(i, cu, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
-	return r == CUDA_SUCCESS ?
+		r = vmm_access(i, device, CU_MEM_ACCESS_FLAGS_PROT_READ);
+	if (r != cudaSuccess && !cuda_is_lost(r))
+		r = vmm_access(i, device, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+	return r == cudaSuccess ?
 		       0 :
 		       cuda_fail(reterr, r, "the GPU cannot be given access to the memory");
 }
@@ -173,28 +172,30 @@ static int vmm_open_to(const struct gpu_import *i, unsigned device, struct dray_
  * The driver maps an allocation only as a whole and does not report its size. Unless the exporter gave the size, it is
  * found by trying, from the end of the used part upwards by granules; a failed try costs about a microsecond.
  */
-static CUresult vmm_map_whole(struct gpu_import *i, CUmemGenericAllocationHandle handle,
-			      const struct gpu_import_spec *spec, uint64_t granularity)
+static cudaError_t vmm_map_whole(struct gpu_import *i, CUmemGenericAllocationHandle handle,
+				 const struct gpu_import_spec *spec, uint64_t granularity)
 {
 	/* no allocation is larger than its device */
 	uint64_t most = i->plugin->devices[i->device].info.memory / granularity * granularity;
 	uint64_t least = spec->allocation ? spec->allocation : spec->bytes;
-	CUresult r = CUDA_ERROR_INVALID_VALUE;
+	cudaError_t r = cudaErrorInvalidValue;
 
 	if (spec->bytes <= least && least <= most)
-		r = cuda.vmm_reserve(&i->address, spec->allocation ? least : most, 0, 0, 0);
-	if (r != CUDA_SUCCESS)
+		r = CUDA_DRIVER_CALL(vmm_reserve, &i->address, spec->allocation ? least : most, 0,
+				     0, 0);
+	if (r != cudaSuccess)
 		return r;
 	i->reserved = spec->allocation ? least : most;
 	i->bytes = (least + granularity - 1) / granularity * granularity;
-	r = i->bytes <= i->reserved ? cuda.vmm_map(i->address, i->bytes, 0, handle, 0) :
-				      CUDA_ERROR_INVALID_VALUE;
-	while (r == CUDA_ERROR_NOT_SUPPORTED && i->bytes < i->reserved) {
+	r = i->bytes <= i->reserved ?
+		    CUDA_DRIVER_CALL(vmm_map, i->address, i->bytes, 0, handle, 0) :
+		    cudaErrorInvalidValue;
+	while (r == cudaErrorNotSupported && i->bytes < i->reserved) {
 		i->bytes += granularity;
-		r = cuda.vmm_map(i->address, i->bytes, 0, handle, 0);
+		r = CUDA_DRIVER_CALL(vmm_map, i->address, i->bytes, 0, handle, 0);
 	}
-	i->mapped = r == CUDA_SUCCESS;
-	return r == CUDA_ERROR_NOT_SUPPORTED ? CUDA_ERROR_INVALID_VALUE : r;
+	i->mapped = r == cudaSuccess;
+	return r == cudaErrorNotSupported ? cudaErrorInvalidValue : r;
 }
 
 static int vmm_map(struct gpu_import *i, CUmemGenericAllocationHandle handle,
@@ -202,10 +203,10 @@ static int vmm_map(struct gpu_import *i, CUmemGenericAllocationHandle handle,
 {
 	CUmemAllocationProp prop;
 	size_t granularity = 0;
-	CUresult r = cuda.vmm_properties(&prop, handle);
+	cudaError_t r = CUDA_DRIVER_CALL(vmm_properties, &prop, handle);
 	int checked;
 
-	if (r != CUDA_SUCCESS)
+	if (r != cudaSuccess)
 		return cuda_fail(reterr, r, "the VMM allocation cannot be examined");
 	if (prop.location.type != CU_MEM_LOCATION_TYPE_DEVICE)
 		return dray_err_set(reterr, -EXDEV, DRAY_E_GPU_DEVICE,
@@ -213,38 +214,39 @@ static int vmm_map(struct gpu_import *i, CUmemGenericAllocationHandle handle,
 	checked = device_check(i->plugin, i->device, prop.location.id, reterr);
 	if (checked < 0)
 		return checked;
-	r = cuda.vmm_granularity(&granularity, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
-	if (r != CUDA_SUCCESS || !granularity)
+	r = CUDA_DRIVER_CALL(vmm_granularity, &granularity, &prop,
+			     CU_MEM_ALLOC_GRANULARITY_MINIMUM);
+	if (r != cudaSuccess || !granularity)
 		return cuda_fail(reterr, r, "the VMM allocation cannot be examined");
 	r = vmm_map_whole(i, handle, spec, granularity);
-	if (r == CUDA_ERROR_INVALID_VALUE && spec->allocation)
+	if (r == cudaErrorInvalidValue && spec->allocation)
 		return dray_err_set(reterr, -EINVAL, DRAY_E_GPU_HANDLE,
 				    "the size of the VMM allocation is not %llu bytes",
 				    (unsigned long long)spec->allocation);
-	if (r == CUDA_ERROR_INVALID_VALUE)
+	if (r == cudaErrorInvalidValue)
 		return dray_err_set(reterr, -EINVAL, DRAY_E_REGION_TOO_SMALL,
 				    "the VMM allocation has less than %llu bytes",
 				    (unsigned long long)spec->bytes);
-	return r == CUDA_SUCCESS ? 0 : cuda_fail(reterr, r, "the VMM allocation cannot be mapped");
+	return r == cudaSuccess ? 0 : cuda_fail(reterr, r, "the VMM allocation cannot be mapped");
 }
 
 static int vmm_open(struct gpu_import *i, const struct gpu_import_spec *spec,
 		    struct dray_err *reterr)
 {
 	CUmemGenericAllocationHandle handle;
-	CUresult result = cuda.vmm_import(&handle, (void *)(intptr_t)spec->fd,
-					  CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+	cudaError_t result = CUDA_DRIVER_CALL(vmm_import, &handle, (void *)(intptr_t)spec->fd,
+					      CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
 	int r;
 
 	/* the results for a descriptor of another kind */
-	if (result == CUDA_ERROR_OPERATING_SYSTEM || result == CUDA_ERROR_UNKNOWN)
+	if (result == cudaErrorOperatingSystem || result == cudaErrorUnknown)
 		return dray_err_set(reterr, -EINVAL, DRAY_E_GPU_HANDLE,
 				    "the descriptor is not that of a CUDA VMM allocation");
-	if (result != CUDA_SUCCESS)
+	if (result != cudaSuccess)
 		return cuda_fail(reterr, result, "the VMM allocation cannot be imported");
 	r = vmm_map(i, handle, spec, reterr);
 	/* the mapping keeps the allocation */
-	cuda.vmm_release(handle);
+	cuda_driver.vmm_release(handle);
 	return r == 0 ? vmm_open_to(i, i->device, reterr) : r;
 }
 
@@ -284,14 +286,14 @@ static void import_free(struct gpu_import *i)
 		ipc_view_close(&i->views[k]);
 	free(i->views);
 	if (i->context) {
-		if (cuda.context_set(i->context->cu) == CUDA_SUCCESS)
-			cuda.ipc_close(i->address);
+		if (cuda_context_set(i->context->cu) == cudaSuccess)
+			cudaIpcCloseMemHandle(cuda_pointer(i->address));
 		cuda_context_unref(i->context);
 	}
 	if (i->mapped)
-		cuda.vmm_unmap(i->address, i->bytes);
+		cuda_driver.vmm_unmap(i->address, i->bytes);
 	if (i->reserved)
-		cuda.vmm_unreserve(i->address, i->reserved);
+		cuda_driver.vmm_unreserve(i->address, i->reserved);
 	dray_list_del(&i->link);
 	free(i);
 }
@@ -365,7 +367,7 @@ int cuda_export_dmabuf(struct gpu_import *i, uint64_t offset, uint64_t bytes,
 		       struct dray_err *reterr)
 {
 	int fd = -1, r = cuda_enter(i->plugin, i->device, NULL, reterr);
-	CUresult result;
+	cudaError_t result;
 
 	if (r < 0)
 		return r;
@@ -376,9 +378,9 @@ int cuda_export_dmabuf(struct gpu_import *i, uint64_t offset, uint64_t bytes,
 	    !i->plugin->devices[i->device].flush)
 		return dray_err_set(reterr, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
 				    "RDMA writes to this GPU cannot be made visible to it");
-	result = cuda.range_handle(&fd, i->address + offset, bytes,
-				   CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0);
-	if (result == CUDA_SUCCESS)
+	result = CUDA_DRIVER_CALL(range_handle, &fd, i->address + offset, bytes,
+				  CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0);
+	if (result == cudaSuccess)
 		return fd;
 	if (cuda_is_lost(result))
 		return cuda_fail(reterr, result, "the memory cannot be exported as DMA-BUF");

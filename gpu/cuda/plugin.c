@@ -35,23 +35,21 @@ static int cuda_open(struct gpu_plugin **ret, struct dray_err *reterr)
 	dray_auto(cuda_close) struct gpu_plugin *p = calloc(1, sizeof(*p));
 	char release[RELEASE_BYTES];
 	int version = 0, r;
-	CUresult result;
 
 	if (!p)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
 	pthread_mutex_init(&p->lock, NULL);
 	dray_list_init(&p->imports);
 	dray_list_init(&p->ranges);
-	r = cuda_driver_load(reterr);
+	r = cuda_driver_load(&version, reterr);
 	if (r < 0)
 		return r;
-	result = cuda.init(0);
-	if (result != CUDA_SUCCESS)
-		return cuda_fail(reterr, result, "the CUDA driver cannot be initialized");
-	cuda.driver_version(&version);
+	p->lists = version >= 12080;
 	driver_release(release);
-	snprintf(p->version, sizeof(p->version), "CUDA plug-in %s, driver %s%sfor CUDA %d.%d",
-		 DRAY_VERSION, release, *release ? " " : "", version / 1000, version % 1000 / 10);
+	snprintf(p->version, sizeof(p->version),
+		 "CUDA plug-in %s with CUDA %d.%d, driver %s%sfor CUDA %d.%d", DRAY_VERSION,
+		 CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10, release, *release ? " " : "",
+		 version / 1000, version % 1000 / 10);
 	r = cuda_devices_find(p, reterr);
 	if (r < 0)
 		return r;
@@ -74,7 +72,7 @@ static unsigned cuda_devices(const struct gpu_plugin *p, struct gpu_device_info 
 static int cuda_flush_rdma(struct gpu_plugin *p, unsigned device)
 {
 	struct cuda_context *c;
-	CUresult result;
+	cudaError_t result;
 	int r;
 
 	if (!p->devices[device].flush)
@@ -83,9 +81,9 @@ static int cuda_flush_rdma(struct gpu_plugin *p, unsigned device)
 	if (r < 0)
 		return r;
 	/* peers read the memory too */
-	result = cuda.flush_rdma(CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX,
-				 CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_ALL_DEVICES);
-	return result == CUDA_SUCCESS ? 0 : cuda_lost(c);
+	result = cudaDeviceFlushGPUDirectRDMAWrites(cudaFlushGPUDirectRDMAWritesTargetCurrentDevice,
+						    cudaFlushGPUDirectRDMAWritesToAllDevices);
+	return result == cudaSuccess ? 0 : cuda_lost(c);
 }
 
 extern const struct gpu_plugin_ops gpu_plugin_ops;

@@ -20,16 +20,19 @@ struct cuda_view {
 	uint32_t slot;
 };
 
+/* copy.cu; only to be launched. */
+struct copy_args;
+void dray_copy(struct copy_args a);
+
 struct cuda_context {
 	CUcontext cu;
 	unsigned refs;
 	uint64_t bytes;          /* GPU memory that it took; 0: unknown */
 	_Atomic bool lost;       /* no new work starts in it */
 	_Atomic int64_t lost_ns; /* when it was lost, on the clock of dray_now() */
-	CUfunction copy;
 	int priority_low, priority_high;
 	/* alias.c: addresses of peers' memory in this context; made with the first entry */
-	CUdeviceptr aliases;
+	struct copy_alias *aliases; /* GPU memory */
 	bool *alias_used;
 	_Atomic uint32_t n_aliases; /* entries of the table that copies read */
 	pthread_mutex_t views_lock; /* held for some microseconds, also by queues */
@@ -39,9 +42,8 @@ struct cuda_context {
 
 struct cuda_device {
 	struct gpu_device_info info;
-	CUdevice cu;
 	bool write64;       /* streams can write 64-bit words */
-	bool flush;         /* cuFlushGPUDirectRDMAWrites works */
+	bool flush;         /* cudaDeviceFlushGPUDirectRDMAWrites() works */
 	bool pin_read_only; /* can pin memory that this process may not write */
 	/* guarded by the lock: peers without access, in either direction, since start() */
 	uint32_t unreached;
@@ -59,6 +61,7 @@ struct gpu_plugin {
 	struct cuda_device devices[GPU_DEVICES_MAX];
 	struct dray_list imports;
 	struct dray_list ranges; /* of pinned host memory */
+	bool lists;              /* the driver has calls for lists of copies */
 	char version[96];
 };
 
@@ -87,7 +90,7 @@ int cuda_alias_add(struct cuda_context *c, uint64_t begin, uint64_t bytes, uint6
 		   uint32_t *ret_slot, struct dray_err *reterr);
 void cuda_alias_del(struct cuda_context *c, uint32_t slot);
 /* Replaces addresses of peers' memory by those in this context. Any thread. */
-void cuda_alias_translate(struct cuda_context *c, CUdeviceptr *v, size_t n);
+void cuda_alias_translate(struct cuda_context *c, void **v, size_t n);
 
 /* import.c: import, release and export_dmabuf of the table. */
 int cuda_import(struct gpu_plugin *p, const struct gpu_import_spec *spec, struct gpu_import **ret,
@@ -129,10 +132,10 @@ uint64_t cuda_memory_used(const char *bdf);
  * driver without calls for lists: each piece takes a call of its own.
  */
 struct cuda_engines;
-CUresult cuda_engines_new(struct cuda_engines **ret, int priority);
+cudaError_t cuda_engines_new(struct cuda_engines **ret, int priority);
 /* The stream's work is the list's, too: what comes after it in the stream runs when all pieces are in place. */
-CUresult cuda_engines_copy(struct cuda_engines *e, struct cuda_context *context, CUstream stream,
-			   const struct gpu_copy *c);
+cudaError_t cuda_engines_copy(struct cuda_engines *e, struct cuda_context *context,
+			      cudaStream_t stream, const struct gpu_copy *c);
 void cuda_engines_free(struct cuda_engines *e);
 
 /* queue.c: queues of the table. */

@@ -61,9 +61,9 @@ struct queue {
 	struct gpu_plugin *plugin;
 	struct cuda_device *device;
 	struct cuda_context *context;
-	CUstream stream;
+	cudaStream_t stream;
 	struct cuda_engines *engines; /* NULL: it is not for lists */
-	CUdeviceptr control;
+	void *control;                /* struct copy_control, in GPU memory */
 	uint64_t *done;
 	uint64_t submitted;
 	bool loss_awaited; /* after the loss, copies in flight were waited for */
@@ -118,8 +118,8 @@ static void waiters_end(struct waiters *w)
  */
 static bool is_settled(const struct queue *q)
 {
-	return (cuda.context_set(q->context->cu) == CUDA_SUCCESS &&
-		cuda.stream_query(q->stream) == CUDA_SUCCESS) ||
+	return (cuda_context_set(q->context->cu) == cudaSuccess &&
+		cudaStreamQuery(q->stream) == cudaSuccess) ||
 	       atomic_load(q->head.done) >= q->submitted;
 }
 
@@ -147,8 +147,8 @@ static void queue_end(struct queue *q)
 {
 	const struct timespec pause = { .tv_nsec = END_LOOK_NS };
 
-	if (cuda.context_set(q->context->cu) == CUDA_SUCCESS &&
-	    cuda.stream_synchronize(q->stream) == CUDA_SUCCESS)
+	if (cuda_context_set(q->context->cu) == cudaSuccess &&
+	    cudaStreamSynchronize(q->stream) == cudaSuccess)
 		return;
 	cuda_lost(q->context);
 	while (!is_settled(q) && dray_now().ns - q->context->lost_ns < END_WAIT_NS)
@@ -158,7 +158,7 @@ static void queue_end(struct queue *q)
 /* Makes the context of the queue current. 0, or -EIO if it is lost. */
 static int queue_enter(struct queue *q)
 {
-	if (q->context->lost || cuda.context_set(q->context->cu) != CUDA_SUCCESS)
+	if (q->context->lost || cuda_context_set(q->context->cu) != cudaSuccess)
 		return queue_lost(q);
 	return 0;
 }
@@ -186,19 +186,19 @@ static void shapes_set(struct queue *q, unsigned share)
 static int queue_make(struct queue *q, const struct gpu_queue_spec *spec, struct dray_err *reterr)
 {
 	int priority = spec->latency ? q->context->priority_high : q->context->priority_low;
-	CUresult r = cuda.context_set(q->context->cu);
+	cudaError_t r = cuda_context_set(q->context->cu);
 
-	if (r == CUDA_SUCCESS)
-		r = cuda.stream_create(&q->stream, CU_STREAM_NON_BLOCKING, priority);
-	if (r == CUDA_SUCCESS && spec->engines)
+	if (r == cudaSuccess)
+		r = cudaStreamCreateWithPriority(&q->stream, cudaStreamNonBlocking, priority);
+	if (r == cudaSuccess && spec->engines && q->plugin->lists)
 		r = cuda_engines_new(&q->engines, priority);
-	if (r == CUDA_SUCCESS)
-		r = cuda.mem_alloc(&q->control, sizeof(struct copy_control));
-	if (r == CUDA_SUCCESS)
-		r = cuda.memset_async(q->control, 0, sizeof(struct copy_control), q->stream);
-	if (r == CUDA_SUCCESS)
-		r = cuda.stream_synchronize(q->stream);
-	return r == CUDA_SUCCESS ? 0 : cuda_fail(reterr, r, "a queue on the GPU cannot be made");
+	if (r == cudaSuccess)
+		r = cudaMalloc(&q->control, sizeof(struct copy_control));
+	if (r == cudaSuccess)
+		r = cudaMemsetAsync(q->control, 0, sizeof(struct copy_control), q->stream);
+	if (r == cudaSuccess)
+		r = cudaStreamSynchronize(q->stream);
+	return r == cudaSuccess ? 0 : cuda_fail(reterr, r, "a queue on the GPU cannot be made");
 }
 
 void cuda_queue_free(struct gpu_queue *head)
@@ -207,13 +207,13 @@ void cuda_queue_free(struct gpu_queue *head)
 
 	if (q->stream)
 		queue_end(q);
-	if (q->context && cuda.context_set(q->context->cu) == CUDA_SUCCESS) {
+	if (q->context && cuda_context_set(q->context->cu) == cudaSuccess) {
 		cuda_engines_free(q->engines);
 		q->engines = NULL;
 		if (q->stream)
-			cuda.stream_destroy(q->stream);
+			cudaStreamDestroy(q->stream);
 		if (q->control)
-			cuda.mem_free(q->control);
+			cudaFree(q->control);
 	}
 	if (q->waiters) {
 		waiters_end(q->waiters);
@@ -257,7 +257,7 @@ int cuda_queue_new(struct gpu_plugin *p, const struct gpu_queue_spec *spec, stru
 	if (r < 0)
 		return r;
 	q->device = &p->devices[spec->device];
-	q->overlap = cuda.launch_ex && q->device->info.major >= 9;
+	q->overlap = q->device->info.major >= 9;
 	shapes_set(q, spec->share);
 	r = cuda_host_alloc(p, DONE_BYTES, &done, reterr);
 	if (r < 0)
@@ -290,7 +290,7 @@ static uint32_t launch_plan(const struct shape *s, const struct gpu_copy *c, str
 			       s->blocks);
 }
 
-static CUresult launch(struct queue *q, const struct gpu_copy *c, uint64_t number)
+static cudaError_t launch(struct queue *q, const struct gpu_copy *c, uint64_t number)
 {
 	const struct shape *s = &q->shapes[c->route];
 	/* includes every import that the agent knew when it submitted this copy */
@@ -300,78 +300,71 @@ static CUresult launch(struct queue *q, const struct gpu_copy *c, uint64_t numbe
 		.from_base = c->from_base,
 		.done = q->done,
 		.number = number,
-		.control = (struct copy_control *)(uintptr_t)q->control,
+		.control = q->control,
 		.n = c->n,
 		.swapped = c->swapped,
 		.alone = s->alone,
 		.n_aliases = n_aliases,
-		.aliases = n_aliases ? (const struct copy_alias *)(uintptr_t)q->context->aliases :
-				       NULL,
+		.aliases = n_aliases ? q->context->aliases : NULL,
 	};
 	void *args[] = { &a };
-	CUlaunchAttribute early = {
-		.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-		.value.programmaticStreamSerializationAllowed = 1,
+	cudaLaunchAttribute early = {
+		.id = cudaLaunchAttributeProgrammaticStreamSerialization,
+		.val.programmaticStreamSerializationAllowed = 1,
 	};
-	CUlaunchConfig config = {
-		.gridDimY = 1,
-		.gridDimZ = 1,
-		.blockDimX = s->threads,
-		.blockDimY = 1,
-		.blockDimZ = 1,
-		.hStream = q->stream,
+	cudaLaunchConfig_t config = {
+		.gridDim = { 1, 1, 1 },
+		.blockDim = { s->threads, 1, 1 },
+		.stream = q->stream,
 		.attrs = &early,
-		.numAttrs = 1,
+		.numAttrs = q->overlap,
 	};
 
 	if (c->n > COPY_FEW)
 		a.pieces = (const struct copy_piece *)(const void *)c->pieces;
 	else if (c->n)
 		memcpy(a.few, c->pieces, c->n * sizeof(a.few[0]));
-	config.gridDimX = launch_plan(s, c, &a);
-	if (!q->overlap)
-		return cuda.launch(q->context->copy, config.gridDimX, 1, 1, s->threads, 1, 1, 0,
-				   q->stream, args, NULL);
-	return cuda.launch_ex(&config, q->context->copy, args, NULL);
+	config.gridDim.x = launch_plan(s, c, &a);
+	return cudaLaunchKernelExC(&config, (const void *)(uintptr_t)dray_copy, args);
 }
 
-static CUresult by_engines(struct queue *q, const struct gpu_copy *c, uint64_t number)
+static cudaError_t by_engines(struct queue *q, const struct gpu_copy *c, uint64_t number)
 {
 	static const struct gpu_copy nothing = { .route = GPU_WITHIN };
-	CUresult r = cuda_engines_copy(q->engines, q->context, q->stream, c);
+	cudaError_t r = cuda_engines_copy(q->engines, q->context, q->stream, c);
 
-	if (r != CUDA_SUCCESS)
+	if (r != cudaSuccess)
 		return r;
 	if (!q->device->write64)
 		return launch(q, &nothing, number);
-	return cuda.stream_write64(q->stream, (CUdeviceptr)(uintptr_t)q->done, number,
-				   CU_STREAM_WRITE_VALUE_DEFAULT);
+	return CUDA_DRIVER_CALL(stream_write64, q->stream, cuda_address(q->done), number,
+				CU_STREAM_WRITE_VALUE_DEFAULT);
 }
 
 int cuda_queue_submit(struct gpu_queue *head, const struct gpu_copy *c)
 {
 	struct queue *q = queue_of(head);
-	CUresult r;
+	cudaError_t r;
 
 	if (queue_enter(q) < 0)
 		return -EIO;
 	r = c->engine ? by_engines(q, c, ++q->submitted) : launch(q, c, ++q->submitted);
-	return r == CUDA_SUCCESS ? 0 : queue_lost(q);
+	return r == cudaSuccess ? 0 : queue_lost(q);
 }
 
 int cuda_queue_check(struct gpu_queue *head)
 {
 	struct queue *q = queue_of(head);
-	CUresult r;
+	cudaError_t r;
 
 	if (queue_enter(q) < 0)
 		return -EIO;
-	r = cuda.stream_query(q->stream);
-	return r == CUDA_SUCCESS || r == CUDA_ERROR_NOT_READY ? 0 : queue_lost(q);
+	r = cudaStreamQuery(q->stream);
+	return r == cudaSuccess || r == cudaErrorNotReady ? 0 : queue_lost(q);
 }
 
-/* Also runs if the context is lost, with an error, unlike functions of cuLaunchHostFunc. */
-static void CUDA_CB waiter_run(CUstream stream, CUresult status, void *arg)
+/* Also runs if the context is lost, with an error, unlike functions of cudaLaunchHostFunc(). */
+static void CUDART_CB waiter_run(cudaStream_t stream, cudaError_t status, void *arg)
 {
 	struct waiter *w = arg;
 
@@ -383,7 +376,7 @@ int cuda_queue_notify(struct gpu_queue *head, void (*fn)(void *arg), void *arg)
 {
 	struct queue *q = queue_of(head);
 	struct waiter *w = &q->waiters->v[q->next_waiter];
-	CUresult r;
+	cudaError_t r;
 
 	if (queue_enter(q) < 0)
 		return -EIO;
@@ -393,8 +386,8 @@ int cuda_queue_notify(struct gpu_queue *head, void (*fn)(void *arg), void *arg)
 	w->arg = arg;
 	w->armed = true;
 	atomic_fetch_add(&q->waiters->refs, 1);
-	r = cuda.stream_callback(q->stream, waiter_run, w, 0);
-	if (r != CUDA_SUCCESS) {
+	r = cudaStreamAddCallback(q->stream, waiter_run, w, 0);
+	if (r != cudaSuccess) {
 		w->armed = false;
 		waiters_unref(q->waiters);
 		return queue_lost(q);

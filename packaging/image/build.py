@@ -33,6 +33,7 @@ USER = 65532  # a number, because Kubernetes cannot check of a name that it is n
 VERBS = "libibverbs1"
 PROVIDERS = "ibverbs-providers"
 SBOM = "usr/share/sbom/dray.spdx.json"
+CUDA_RUNTIME = "Apache-2.0, and contains the runtime of NVIDIA's CUDA Toolkit (libcudart_static.a), under the End User License Agreement of that"
 ABOUT = {
     "dray": "Data-movement agent for LLM inference",
     "dray-cuda": "Data-movement agent for LLM inference, with its CUDA plug-in",
@@ -144,7 +145,8 @@ def bill(name, version, files, packages):
     image["primaryPackagePurpose"] = "CONTAINER"
     debian = [package(f"deb-{p}", p, row["Version"], "Organization: Debian", "NOASSERTION",
                       f"pkg:deb/debian/{quote(p)}@{quote(row['Version'], safe=':')}?arch={row['Architecture']}") for p, row in packages.items()]
-    own = [{"SPDXID": f"SPDXRef-file-{os.path.basename(path)}", "fileName": f"./{path}", "licenseConcluded": "Apache-2.0", "copyrightText": "NOASSERTION",
+    own = [{"SPDXID": f"SPDXRef-file-{os.path.basename(path)}", "fileName": f"./{path}", "copyrightText": "NOASSERTION",
+            **({"licenseConcluded": "NOASSERTION", "comment": CUDA_RUNTIME} if path.endswith("dray-cuda.so") else {"licenseConcluded": "Apache-2.0"}),
             "checksums": [{"algorithm": a.upper(), "checksumValue": hashlib.new(a, data).hexdigest()} for a in ("sha1", "sha256")]}
            for path, data in sorted(files.items())]
     document = {

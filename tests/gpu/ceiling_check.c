@@ -68,8 +68,8 @@ static void side_get(struct check *c, const struct side *s, uint8_t *buf)
 		memcpy(buf, (const void *)(uintptr_t)s->base, s->bytes);
 		return;
 	}
-	LAB_CUDA_OK(lab_cuda.context_set(c->l->contexts[s->device]));
-	LAB_CUDA_OK(lab_cuda.to_host(buf, s->base, s->bytes));
+	lab_client(s->device);
+	LAB_CUDA_OK(cudaMemcpy(buf, cuda_pointer(s->base), s->bytes, cudaMemcpyDeviceToHost));
 }
 
 static void side_fill(struct check *c, struct side *s)
@@ -80,9 +80,9 @@ static void side_fill(struct check *c, struct side *s)
 		memcpy((void *)(uintptr_t)s->base, s->model, s->bytes);
 		return;
 	}
-	LAB_CUDA_OK(lab_cuda.context_set(c->l->contexts[s->device]));
-	LAB_CUDA_OK(lab_cuda.to_device(s->base, s->model, s->bytes));
-	LAB_CUDA_OK(lab_cuda.context_synchronize());
+	lab_client(s->device);
+	LAB_CUDA_OK(cudaMemcpy(cuda_pointer(s->base), s->model, s->bytes, cudaMemcpyHostToDevice));
+	LAB_CUDA_OK(cudaDeviceSynchronize());
 }
 
 static struct side side_new(struct check *c, const char *name, int device, void *host)
@@ -361,7 +361,7 @@ static void loss(struct check *c)
 		       err.msg);
 		return;
 	}
-	c->l->contexts[0] = lab_client(0);
+	lab_client(0);
 	route_run(c, 0, GPU_TO_HOST, &host, &here, true);
 }
 

@@ -18,7 +18,8 @@
 #define RUNS_MAX 99u
 #define LATENCY_ROUNDS 4000u
 
-extern const char dray_copy_image[];
+/* gpu/cuda/copy.cu */
+void dray_copy(struct copy_args a);
 
 struct measure {
 	struct lab *l;
@@ -217,21 +218,17 @@ static void latency_synchronize(struct measure *m, uint64_t to, uint64_t from)
 {
 	static double v[LATENCY_ROUNDS];
 	uint64_t *done = lab_host_memory(m->l, 4096);
-	CUdeviceptr control;
-	CUfunction kernel;
-	CUmodule module;
-	CUstream stream;
+	cudaLaunchConfig_t config = { .gridDim = { 1, 1, 1 }, .blockDim = { 256, 1, 1 } };
+	void *control;
 
-	LAB_CUDA_OK(lab_cuda.context_set(m->l->contexts[0]));
-	LAB_CUDA_OK(lab_cuda.module_load(&module, dray_copy_image));
-	LAB_CUDA_OK(lab_cuda.module_function(&kernel, module, COPY_KERNEL));
-	LAB_CUDA_OK(lab_cuda.stream_create(&stream, CU_STREAM_NON_BLOCKING));
-	LAB_CUDA_OK(lab_cuda.mem_alloc(&control, sizeof(struct copy_control)));
-	LAB_CUDA_OK(lab_cuda.set(control, 0, sizeof(struct copy_control)));
+	lab_client(0);
+	LAB_CUDA_OK(cudaStreamCreateWithFlags(&config.stream, cudaStreamNonBlocking));
+	LAB_CUDA_OK(cudaMalloc(&control, sizeof(struct copy_control)));
+	LAB_CUDA_OK(cudaMemset(control, 0, sizeof(struct copy_control)));
 	for (unsigned i = 0; i < LATENCY_ROUNDS; i++) {
 		struct copy_args a = { .done = done,
 				       .number = i + 1,
-				       .control = (struct copy_control *)(uintptr_t)control,
+				       .control = control,
 				       .n = 1,
 				       .parts = 3,
 				       .batch = 1,
@@ -239,11 +236,11 @@ static void latency_synchronize(struct measure *m, uint64_t to, uint64_t from)
 		void *args[] = { &a };
 		double begin = lab_seconds();
 
-		LAB_CUDA_OK(lab_cuda.launch(kernel, 1, 1, 1, 256, 1, 1, 0, stream, args, NULL));
-		LAB_CUDA_OK(lab_cuda.stream_synchronize(stream));
+		LAB_CUDA_OK(cudaLaunchKernelExC(&config, (const void *)(uintptr_t)dray_copy, args));
+		LAB_CUDA_OK(cudaStreamSynchronize(config.stream));
 		v[i] = lab_seconds() - begin;
 	}
-	latency_show("launch and cuStreamSynchronize", 16 << 10, v, LATENCY_ROUNDS);
+	latency_show("launch and cudaStreamSynchronize", 16 << 10, v, LATENCY_ROUNDS);
 }
 
 static void latencies(struct measure *m, uint64_t a, uint64_t b, uint64_t host)

@@ -24,7 +24,7 @@ struct request {
 
 struct answer {
 	uint64_t bytes;
-	CUipcMemHandle handle;
+	cudaIpcMemHandle_t handle;
 	bool same;
 };
 
@@ -57,7 +57,7 @@ static void answer(int sock, const struct answer *a, int fd)
 		_exit(1);
 }
 
-static CUdeviceptr vmm_mapped(int fd, uint64_t bytes)
+static void *vmm_mapped(int fd, uint64_t bytes)
 {
 	CUmemAccessDesc access = {
 		.location = { .type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0 },
@@ -66,37 +66,38 @@ static CUdeviceptr vmm_mapped(int fd, uint64_t bytes)
 	CUmemGenericAllocationHandle handle;
 	CUdeviceptr address;
 
-	LAB_CUDA_OK(cuda.vmm_import(&handle, (void *)(intptr_t)fd,
-				    CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
-	LAB_CUDA_OK(cuda.vmm_reserve(&address, bytes, 0, 0, 0));
-	LAB_CUDA_OK(cuda.vmm_map(address, bytes, 0, handle, 0));
-	LAB_CUDA_OK(cuda.vmm_set_access(address, bytes, &access, 1));
-	LAB_CUDA_OK(cuda.vmm_release(handle));
-	return address;
+	LAB_CUDA_OK(cuda_driver.vmm_import(&handle, (void *)(intptr_t)fd,
+					   CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+	LAB_CUDA_OK(cuda_driver.vmm_reserve(&address, bytes, 0, 0, 0));
+	LAB_CUDA_OK(cuda_driver.vmm_map(address, bytes, 0, handle, 0));
+	LAB_CUDA_OK(cuda_driver.vmm_set_access(address, bytes, &access, 1));
+	LAB_CUDA_OK(cuda_driver.vmm_release(handle));
+	return cuda_pointer(address);
 }
 
 void lab_export(int sock)
 {
 	struct dray_err err = DRAY_ERR_NULL;
 	uint64_t *buf = malloc(LARGE);
-	CUdeviceptr address = 0;
+	void *address = NULL;
 	struct request q;
 	struct answer a = { 0 };
+	int version = 0;
 
 	/* initialises the driver only on demand: there may be none */
 	while (recv(sock, &q, sizeof(q), 0) == sizeof(q)) {
 		int fd = -1;
 
-		if (!cuda.init) {
-			LAB_OK(cuda_driver_load(&err), &err);
+		if (!version) {
+			LAB_OK(cuda_driver_load(&version, &err), &err);
 			lab_client(0);
 		}
 		switch (q.ask) {
 		case ASK_IPC:
 		case ASK_IPC_SMALL:
 			a.bytes = q.ask == ASK_IPC ? LARGE : SMALL;
-			LAB_CUDA_OK(lab_cuda.mem_alloc(&address, a.bytes));
-			LAB_CUDA_OK(lab_cuda.ipc_get(&a.handle, address));
+			LAB_CUDA_OK(cudaMalloc(&address, a.bytes));
+			LAB_CUDA_OK(cudaIpcGetMemHandle(&a.handle, address));
 			break;
 		case ASK_VMM:
 			a.bytes = LARGE;
@@ -104,15 +105,16 @@ void lab_export(int sock)
 			address = vmm_mapped(fd, a.bytes);
 			break;
 		case ASK_VERIFY:
-			LAB_CUDA_OK(lab_cuda.to_host(buf + LARGE / 16, address, a.bytes / 2));
+			LAB_CUDA_OK(cudaMemcpy(buf + LARGE / 16, address, a.bytes / 2,
+					       cudaMemcpyDeviceToHost));
 			pattern(buf, a.bytes / 2, q.seed);
 			a.same = memcmp(buf, buf + LARGE / 16, a.bytes / 2) == 0;
 			break;
 		}
 		if (q.ask != ASK_VERIFY) {
 			pattern(buf, a.bytes, q.seed);
-			LAB_CUDA_OK(lab_cuda.to_device(address, buf, a.bytes));
-			LAB_CUDA_OK(lab_cuda.context_synchronize());
+			LAB_CUDA_OK(cudaMemcpy(address, buf, a.bytes, cudaMemcpyHostToDevice));
+			LAB_CUDA_OK(cudaDeviceSynchronize());
 		}
 		answer(sock, &a, fd);
 		dray_close(fd);
@@ -208,8 +210,8 @@ static void ipc(struct importer *m)
 	struct gpu_import *i, *again;
 	struct dray_err err = DRAY_ERR_NULL;
 	uint64_t address, second, bytes;
-	CUdeviceptr own;
-	CUipcMemHandle handle;
+	void *own;
+	cudaIpcMemHandle_t handle;
 	int r;
 
 	memcpy(spec.handle, &a.handle, sizeof(spec.handle));
@@ -234,15 +236,15 @@ static void ipc(struct importer *m)
 		m->l->ops->release(i);
 	}
 
-	LAB_CUDA_OK(lab_cuda.context_set(m->l->contexts[0]));
-	LAB_CUDA_OK(lab_cuda.mem_alloc(&own, LARGE));
-	LAB_CUDA_OK(lab_cuda.ipc_get(&handle, own));
+	lab_client(0);
+	LAB_CUDA_OK(cudaMalloc(&own, LARGE));
+	LAB_CUDA_OK(cudaIpcGetMemHandle(&handle, own));
 	memcpy(spec.handle, &handle, sizeof(spec.handle));
 	r = m->l->ops->import(m->l->plugin, &spec, &i, &address, &bytes, &err);
 	report(m, r < 0 && err.code == DRAY_E_GPU_HANDLE,
 	       "ipc: a handle of this process is refused", err.msg);
-	LAB_CUDA_OK(lab_cuda.context_set(m->l->contexts[0]));
-	LAB_CUDA_OK(lab_cuda.mem_free(own));
+	lab_client(0);
+	LAB_CUDA_OK(cudaFree(own));
 
 	err = DRAY_ERR_NULL;
 	memset(spec.handle, 7, sizeof(spec.handle));

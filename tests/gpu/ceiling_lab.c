@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/gpu/ceiling_lab.h"
 
-#include <dlfcn.h>
 #include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -12,20 +10,6 @@
 #include "gpu/loader.h"
 #include "lib/cpu.h"
 #include "schema/gen/errors.h"
-
-#define TEXT_(x) #x
-#define TEXT(x) TEXT_(x)
-
-struct lab_cuda lab_cuda;
-
-static const struct {
-	const char *name;
-	size_t offset;
-} symbols[] = { { "cuCtxCreate_v2", offsetof(struct lab_cuda, context_create) },
-#define LAB_SYMBOL(member, function) { TEXT(function), offsetof(struct lab_cuda, member) },
-		LAB_CUDA(LAB_SYMBOL)
-#undef LAB_SYMBOL
-};
 
 void lab_die(const char *fmt, ...)
 {
@@ -39,36 +23,21 @@ void lab_die(const char *fmt, ...)
 	exit(1);
 }
 
-void lab_cuda_check(CUresult r, const char *what)
+void lab_cuda_check(cudaError_t r, const char *what)
 {
-	if (r != CUDA_SUCCESS)
-		lab_die("%s: CUDA error %d", what, (int)r);
+	if (r != cudaSuccess)
+		lab_die("%s: %s", what, cudaGetErrorName(r));
 }
 
-CUcontext lab_client(unsigned device)
+void lab_client(unsigned device)
 {
-	void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-	CUcontext context;
-	CUdevice d;
-
-	if (!library)
-		lab_die("%s", dlerror());
-	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(symbols); i++) {
-		void *address = dlsym(library, symbols[i].name);
-
-		if (!address)
-			lab_die("the driver lacks %s", symbols[i].name);
-		memcpy((char *)&lab_cuda + symbols[i].offset, &address, sizeof(address));
-	}
-	LAB_CUDA_OK(lab_cuda.init(0));
-	LAB_CUDA_OK(lab_cuda.device_get(&d, (int)device));
-	LAB_CUDA_OK(lab_cuda.context_create(&context, CU_CTX_SCHED_SPIN, d));
-	return context;
+	LAB_CUDA_OK(cudaSetDevice((int)device));
 }
 
 bool lab_open(struct lab *l, const char *plugin)
 {
 	struct dray_err err = DRAY_ERR_NULL;
+	int version;
 
 	if (gpu_load(plugin, &l->ops, &err) < 0 || l->ops->open(&l->plugin, &err) < 0) {
 		printf("{\"skip\": \"%s\"}\n", err.msg);
@@ -96,9 +65,19 @@ bool lab_open(struct lab *l, const char *plugin)
 		printf("{\"start\": %u, \"seconds\": %.3f, \"context_bytes\": %llu}\n", i,
 		       lab_seconds() - begin, (unsigned long long)bytes);
 	}
-	for (unsigned i = 0; i < l->n; i++)
-		l->contexts[i] = lab_client(i);
+	LAB_OK(cuda_driver_load(&version, &err), &err);
 	return l->n;
+}
+
+/* The plug-in exports no memory, so its table of the driver's functions lacks these. */
+static void *driver_function(const char *name)
+{
+	enum cudaDriverEntryPointQueryResult found;
+	void *address = NULL;
+
+	LAB_CUDA_OK(
+		cudaGetDriverEntryPointByVersion(name, &address, 10020, cudaEnableDefault, &found));
+	return address;
 }
 
 int lab_vmm_new(unsigned device, uint64_t *bytes)
@@ -108,16 +87,22 @@ int lab_vmm_new(unsigned device, uint64_t *bytes)
 		.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
 		.location = { .type = CU_MEM_LOCATION_TYPE_DEVICE, .id = (int)device },
 	};
+	void *create = driver_function("cuMemCreate"),
+	     *export = driver_function("cuMemExportToShareableHandle");
+	__typeof__(&cuMemCreate) vmm_create;
+	__typeof__(&cuMemExportToShareableHandle) vmm_export;
 	CUmemGenericAllocationHandle handle;
 	size_t granularity;
 	int fd;
 
+	memcpy(&vmm_create, &create, sizeof(create));
+	memcpy(&vmm_export, &export, sizeof(export));
 	LAB_CUDA_OK(
-		lab_cuda.vmm_granularity(&granularity, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
+		cuda_driver.vmm_granularity(&granularity, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
 	*bytes = (*bytes + granularity - 1) / granularity * granularity;
-	LAB_CUDA_OK(lab_cuda.vmm_create(&handle, *bytes, &prop, 0));
-	LAB_CUDA_OK(lab_cuda.vmm_export(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
-	LAB_CUDA_OK(lab_cuda.vmm_release(handle));
+	LAB_CUDA_OK(vmm_create(&handle, *bytes, &prop, 0));
+	LAB_CUDA_OK(vmm_export(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+	LAB_CUDA_OK(cuda_driver.vmm_release(handle));
 	return fd;
 }
 
@@ -130,7 +115,7 @@ uint64_t lab_device_memory(struct lab *l, unsigned device, uint64_t bytes)
 	uint64_t address, there, size = bytes;
 	struct gpu_import *import;
 
-	LAB_CUDA_OK(lab_cuda.context_set(l->contexts[device]));
+	lab_client(device);
 	spec.fd = lab_vmm_new(device, &size);
 	LAB_OK(l->ops->import(l->plugin, &spec, &import, &address, &there, &err), &err);
 	close(spec.fd);

@@ -2,63 +2,31 @@
 /* The set-up of ceiling_gpu: the loaded plug-in, GPU memory of this program opened through it, queues. */
 #pragma once
 
-#include <cuda.h>
 #include <stdio.h>
 
+#include "gpu/cuda/driver.h"
 #include "gpu/plugin.h"
 #include "lib/cleanup.h"
-
-/* Driver functions that a client of the agent uses, and the plug-in does not. */
-#define LAB_CUDA(X)                                       \
-	X(context_synchronize, cuCtxSynchronize)          \
-	X(ipc_get, cuIpcGetMemHandle)                     \
-	X(mem_alloc, cuMemAlloc)                          \
-	X(mem_free, cuMemFree)                            \
-	X(mem_info, cuMemGetInfo)                         \
-	X(vmm_create, cuMemCreate)                        \
-	X(vmm_release, cuMemRelease)                      \
-	X(vmm_export, cuMemExportToShareableHandle)       \
-	X(vmm_granularity, cuMemGetAllocationGranularity) \
-	X(to_device, cuMemcpyHtoD)                        \
-	X(to_host, cuMemcpyDtoH)                          \
-	X(set, cuMemsetD8)                                \
-	X(context_set, cuCtxSetCurrent)                   \
-	X(device_get, cuDeviceGet)                        \
-	X(init, cuInit)                                   \
-	X(stream_create, cuStreamCreate)                  \
-	X(stream_synchronize, cuStreamSynchronize)        \
-	X(module_load, cuModuleLoadData)                  \
-	X(module_function, cuModuleGetFunction)           \
-	X(launch, cuLaunchKernel)
-
-struct lab_cuda {
-	CUresult (*context_create)(CUcontext *ret, unsigned flags, CUdevice device);
-#define LAB_MEMBER(name, function) __typeof__(&(function)) name;
-	LAB_CUDA(LAB_MEMBER)
-#undef LAB_MEMBER
-};
-extern struct lab_cuda lab_cuda;
 
 struct lab {
 	const struct gpu_plugin_ops *ops;
 	struct gpu_plugin *plugin;
 	struct gpu_device_info devices[GPU_DEVICES_MAX];
-	CUcontext contexts[GPU_DEVICES_MAX]; /* contexts of this program, besides the plug-in's */
 	unsigned n;
 };
 
 /* Prints the error and ends the program. */
 _Noreturn void lab_die(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
-void lab_cuda_check(CUresult r, const char *what);
-#define LAB_CUDA_OK(call) lab_cuda_check(call, #call)
+void lab_cuda_check(cudaError_t r, const char *what);
+#define LAB_CUDA_OK(call) lab_cuda_check((cudaError_t)(call), #call)
 #define LAB_OK(call, err)                                                            \
 	do {                                                                         \
 		if ((call) < 0)                                                      \
 			lab_die("%s: error %d: %s", #call, (err)->code, (err)->msg); \
 	} while (0)
 
-/* Makes a context on `device` through the driver, as a client does. */
-CUcontext lab_client(unsigned device);
+/* Makes the primary context of the device current, which is this program's own, besides the plug-in's. */
+void lab_client(unsigned device);
 
 /* Starts at most two devices. False: there is no usable GPU, and the reason was printed. */
 bool lab_open(struct lab *l, const char *plugin);

@@ -10,8 +10,6 @@
 #include "gpu/cuda/copy.h"
 #include "lib/cleanup.h"
 #include "tests/gpu/plugin_driver_internal.h"
-/* after it, which makes the functions of cuda.h visible */
-#include "gpu/cuda/driver.h"
 
 #define DEVICES 3
 #define ATTRIBUTES 256
@@ -23,21 +21,15 @@ struct CUstream_st {
 };
 
 struct CUevent_st {
-	CUstream stream; /* in which it was recorded last */
+	cudaStream_t stream; /* in which it was recorded last */
 };
-
-/* cuda.h declares it since CUDA 13, with a type that older ones lack. */
-PLUGIN_DRIVER_API CUresult copy_list(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, size_t n,
-				     const struct cuda_batch_attributes *how, size_t *begins,
-				     size_t n_attributes,
-				     CUstream stream) __asm__("cuMemcpyBatchAsync_v2");
 
 /* A step of a stream: the end of a copy, or a call of a function. */
 struct step {
-	CUstream stream;
+	cudaStream_t stream;
 	CUcontext context;
 	uint64_t *done, number;
-	CUstreamCallback fn; /* NULL: a copy */
+	cudaStreamCallback_t fn; /* NULL: a copy */
 	void *arg;
 };
 
@@ -50,6 +42,7 @@ static int attributes[ATTRIBUTES];
 static int streams[DEVICES];
 static bool held;
 static unsigned finish_after; /* 0: never */
+static int version;
 static int waits, cut, calls, listed, joined, events, foreign, rows, plain;
 
 void plugin_driver_reset(void)
@@ -60,12 +53,19 @@ void plugin_driver_reset(void)
 		attributes[i] = 1;
 	attributes[CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR] = 99;
 	attributes[CU_DEVICE_ATTRIBUTE_COMPUTE_MODE] = CU_COMPUTEMODE_DEFAULT;
+	attributes[CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS] = 0;
 	plugin_driver = (struct plugin_driver){ .contexts = contexts };
 	memset(streams, 0, sizeof(streams));
 	n_steps = 0;
 	held = false;
 	finish_after = 0;
+	version = CUDART_VERSION;
 	waits = cut = calls = listed = joined = events = foreign = rows = plain = 0;
+}
+
+void plugin_driver_version(int to)
+{
+	version = to;
 }
 
 void plugin_driver_fail(const char *function, int device, int result)
@@ -80,7 +80,7 @@ void plugin_driver_fail(const char *function, int device, int result)
 		abort();
 	d->failing[d->n_failing].function = function;
 	d->failing[d->n_failing].device = device;
-	d->failing[d->n_failing++].result = (CUresult)result;
+	d->failing[d->n_failing++].result = (cudaError_t)result;
 }
 
 void plugin_driver_attribute(int attribute, int value)
@@ -143,14 +143,14 @@ static bool is_for(const char *function, const char *prefix)
 	return prefix && !strncmp(function, prefix, strlen(prefix));
 }
 
-CUresult plugin_driver_entered(const char *function)
+cudaError_t plugin_driver_entered(const char *function)
 {
 	struct plugin_driver *d = &plugin_driver;
 
 	if (!d->current)
-		return CUDA_ERROR_INVALID_CONTEXT;
+		return cudaErrorDeviceUninitialized;
 	if (d->current->lost)
-		return CUDA_ERROR_ILLEGAL_ADDRESS;
+		return cudaErrorIllegalAddress;
 	for (unsigned i = 0; i < d->n_failing; i++)
 		if (is_for(function, d->failing[i].function) &&
 		    d->current->device == d->failing[i].device)
@@ -159,93 +159,68 @@ CUresult plugin_driver_entered(const char *function)
 		d->losing = NULL;
 		plugin_driver_lose(d->losing_device);
 	}
-	return CUDA_SUCCESS;
+	return cudaSuccess;
 }
 
-/* --- driver and devices ------------------------------------------------------------------------- */
+/* --- versions, errors and devices ---------------------------------------------------------------- */
 
-CUresult cuInit(unsigned flags)
+cudaError_t cudaDriverGetVersion(int *ret)
 {
-	return flags ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+	*ret = version;
+	return cudaSuccess;
 }
 
-CUresult cuDriverGetVersion(int *ret)
+const char *cudaGetErrorName(cudaError_t error)
 {
-	*ret = 12080;
-	return CUDA_SUCCESS;
+	return error == cudaErrorMemoryAllocation ? "cudaErrorMemoryAllocation" : "cudaError";
 }
 
-CUresult cuGetErrorName(CUresult error, const char **ret)
+const char *cudaGetErrorString(cudaError_t error)
 {
-	*ret = error == CUDA_ERROR_OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR";
-	return CUDA_SUCCESS;
+	return error == cudaErrorMemoryAllocation ? "out of memory" : "an error";
 }
 
-CUresult cuGetErrorString(CUresult error, const char **ret)
-{
-	*ret = error == CUDA_ERROR_OUT_OF_MEMORY ? "out of memory" : "an error";
-	return CUDA_SUCCESS;
-}
-
-CUresult cuDeviceGetCount(int *ret)
+cudaError_t cudaGetDeviceCount(int *ret)
 {
 	*ret = DEVICES;
-	return CUDA_SUCCESS;
+	return cudaSuccess;
 }
 
-CUresult cuDeviceGet(CUdevice *ret, int ordinal)
+cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *ret, int device)
 {
-	*ret = ordinal;
-	return CUDA_SUCCESS;
+	*ret = (struct cudaDeviceProp){ .totalGlobalMem = PLUGIN_DRIVER_MEMORY };
+	memset(&ret->uuid, device, sizeof(ret->uuid));
+	snprintf(ret->name, sizeof(ret->name), "device %d", device);
+	return device < DEVICES ? cudaSuccess : cudaErrorInvalidDevice;
 }
 
-CUresult cuDeviceGetName(char *name, int n, CUdevice device)
-{
-	snprintf(name, (size_t)n, "device %d", device);
-	return CUDA_SUCCESS;
-}
-
-CUresult cuDeviceGetUuid(CUuuid *ret, CUdevice device)
-{
-	memset(ret, device, sizeof(*ret));
-	return CUDA_SUCCESS;
-}
-
-CUresult cuDeviceGetPCIBusId(char *bdf, int n, CUdevice device)
+cudaError_t cudaDeviceGetPCIBusId(char *bdf, int n, int device)
 {
 	snprintf(bdf, (size_t)n, "0000:F%d:00.0", device);
-	return CUDA_SUCCESS;
+	return cudaSuccess;
 }
 
-CUresult cuDeviceTotalMem(size_t *ret, CUdevice device)
-{
-	*ret = PLUGIN_DRIVER_MEMORY;
-	return device < DEVICES ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
-}
-
-CUresult cuDeviceGetAttribute(int *ret, CUdevice_attribute which, CUdevice device)
+cudaError_t cudaDeviceGetAttribute(int *ret, enum cudaDeviceAttr which, int device)
 {
 	*ret = attributes[which];
-	return device < DEVICES ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+	return device < DEVICES ? cudaSuccess : cudaErrorInvalidDevice;
 }
 
-CUresult cuDeviceCanAccessPeer(int *ret, CUdevice device, CUdevice peer)
+cudaError_t cudaDeviceCanAccessPeer(int *ret, int device, int peer)
 {
 	*ret = device != peer;
-	return CUDA_SUCCESS;
+	return cudaSuccess;
 }
 
-CUresult cuDeviceGetP2PAttribute(int *ret, CUdevice_P2PAttribute which, CUdevice device,
-				 CUdevice peer)
+cudaError_t cudaDeviceGetP2PAttribute(int *ret, enum cudaDeviceP2PAttr which, int device, int peer)
 {
-	*ret = which == CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED && device != peer;
-	return CUDA_SUCCESS;
+	*ret = which == cudaDevP2PAttrNativeAtomicSupported && device != peer;
+	return cudaSuccess;
 }
 
 /* --- contexts ----------------------------------------------------------------------------------- */
 
-PLUGIN_DRIVER_API CUresult cuCtxCreate_v2(CUcontext *ret, unsigned flags, CUdevice device);
-CUresult cuCtxCreate_v2(CUcontext *ret, unsigned flags, CUdevice device)
+static CUresult context_create(CUcontext *ret, unsigned flags, CUdevice device)
 {
 	unsigned i = 0;
 
@@ -258,7 +233,7 @@ CUresult cuCtxCreate_v2(CUcontext *ret, unsigned flags, CUdevice device)
 	return CUDA_SUCCESS;
 }
 
-CUresult cuCtxDestroy(CUcontext c)
+static CUresult context_destroy(CUcontext c)
 {
 	unsigned left = 0;
 
@@ -267,7 +242,7 @@ CUresult cuCtxDestroy(CUcontext c)
 		if (steps[i].context != c)
 			steps[left++] = steps[i];
 		else if (steps[i].fn)
-			steps[i].fn(steps[i].stream, CUDA_ERROR_CONTEXT_IS_DESTROYED, steps[i].arg);
+			steps[i].fn(steps[i].stream, cudaErrorContextIsDestroyed, steps[i].arg);
 	n_steps = left;
 	c->device = -1;
 	if (plugin_driver.current == c)
@@ -275,54 +250,62 @@ CUresult cuCtxDestroy(CUcontext c)
 	return CUDA_SUCCESS;
 }
 
-CUresult cuCtxSetCurrent(CUcontext c)
+static CUresult context_set(CUcontext c)
 {
 	plugin_driver.current = c;
 	return CUDA_SUCCESS;
 }
 
-CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags)
+static CUresult context_enable_peer(CUcontext peer, unsigned flags)
 {
-	ENTERED();
+	CUresult r = (CUresult)plugin_driver_entered("cuCtxEnablePeerAccess");
+
+	if (r != CUDA_SUCCESS)
+		return r;
 	return peer->device < 0 || flags ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
-CUresult cuCtxGetStreamPriorityRange(int *ret_least, int *ret_greatest)
+cudaError_t cudaDeviceGetStreamPriorityRange(int *ret_least, int *ret_greatest)
 {
 	ENTERED();
 	*ret_least = 0;
 	*ret_greatest = -5;
-	return CUDA_SUCCESS;
+	return cudaSuccess;
 }
 
-CUresult cuModuleLoadData(CUmodule *ret, const void *image)
+/* Of the kernel, which is never run. */
+void dray_copy(struct copy_args a);
+void dray_copy(struct copy_args a)
 {
-	ENTERED();
-	*ret = NULL;
-	return image ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+	abort();
 }
 
-CUresult cuModuleGetFunction(CUfunction *ret, CUmodule module, const char *name)
+static bool is_kernel(const void *function)
 {
-	ENTERED();
-	*ret = NULL;
-	return module || !name ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+	return (uintptr_t)function == (uintptr_t)dray_copy;
 }
 
-CUresult cuFlushGPUDirectRDMAWrites(CUflushGPUDirectRDMAWritesTarget target,
-				    CUflushGPUDirectRDMAWritesScope scope)
+cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *ret, const void *function)
 {
 	ENTERED();
-	return target == CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX &&
-			       scope == CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_ALL_DEVICES ?
-		       CUDA_SUCCESS :
-		       CUDA_ERROR_INVALID_VALUE;
+	*ret = (struct cudaFuncAttributes){ .maxThreadsPerBlock = COPY_THREADS_MAX };
+	return is_kernel(function) ? cudaSuccess : cudaErrorInvalidDeviceFunction;
+}
+
+cudaError_t cudaDeviceFlushGPUDirectRDMAWrites(enum cudaFlushGPUDirectRDMAWritesTarget target,
+					       enum cudaFlushGPUDirectRDMAWritesScope scope)
+{
+	ENTERED();
+	return target == cudaFlushGPUDirectRDMAWritesTargetCurrentDevice &&
+			       scope == cudaFlushGPUDirectRDMAWritesToAllDevices ?
+		       cudaSuccess :
+		       cudaErrorInvalidValue;
 }
 
 /* --- streams ------------------------------------------------------------------------------------ */
 
 /* Carries out the steps of a stream (NULL: of all). Steps in a lost context never end. */
-static void drain(CUstream stream)
+static void drain(cudaStream_t stream)
 {
 	unsigned left = 0;
 
@@ -332,14 +315,14 @@ static void drain(CUstream stream)
 		if ((stream && s.stream != stream) || s.context->lost)
 			steps[left++] = s;
 		else if (s.fn)
-			s.fn(s.stream, CUDA_SUCCESS, s.arg);
+			s.fn(s.stream, cudaSuccess, s.arg);
 		else
 			__atomic_store_n(s.done, s.number, __ATOMIC_RELEASE);
 	}
 	n_steps = left;
 }
 
-static CUresult step_add(struct step s)
+static cudaError_t step_add(struct step s)
 {
 	if (n_steps == STEPS_MAX)
 		abort();
@@ -347,7 +330,7 @@ static CUresult step_add(struct step s)
 	steps[n_steps++] = s;
 	if (!held)
 		drain(s.stream);
-	return CUDA_SUCCESS;
+	return cudaSuccess;
 }
 
 void plugin_driver_hold(bool hold)
@@ -362,9 +345,9 @@ void plugin_driver_finish_after(unsigned looks)
 	finish_after = looks;
 }
 
-CUresult cuStreamCreateWithPriority(CUstream *ret, unsigned flags, int priority)
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *ret, unsigned flags, int priority)
 {
-	CUstream s;
+	cudaStream_t s;
 
 	ENTERED();
 	s = calloc(1, sizeof(*s));
@@ -373,127 +356,180 @@ CUresult cuStreamCreateWithPriority(CUstream *ret, unsigned flags, int priority)
 	s->context = plugin_driver.current;
 	streams[plugin_driver.current->device]++;
 	*ret = s;
-	return CUDA_SUCCESS;
+	return cudaSuccess;
 }
 
-CUresult cuStreamDestroy(CUstream s)
+cudaError_t cudaStreamDestroy(cudaStream_t s)
 {
 	streams[s->context->device]--;
 	for (unsigned i = 0; i < n_steps; i++)
 		cut += steps[i].stream == s && !steps[i].fn && !s->context->lost;
 	free(s);
-	return CUDA_SUCCESS;
+	return cudaSuccess;
 }
 
-CUresult cuStreamQuery(CUstream s)
+cudaError_t cudaStreamQuery(cudaStream_t s)
 {
 	if (finish_after && !--finish_after)
 		drain(s);
 	ENTERED();
 	for (unsigned i = 0; i < n_steps; i++)
 		if (steps[i].stream == s)
-			return CUDA_ERROR_NOT_READY;
-	return CUDA_SUCCESS;
+			return cudaErrorNotReady;
+	return cudaSuccess;
 }
 
-CUresult cuStreamSynchronize(CUstream s)
+cudaError_t cudaStreamSynchronize(cudaStream_t s)
 {
 	ENTERED();
 	waits++;
 	drain(s);
-	return CUDA_SUCCESS;
+	return cudaSuccess;
 }
 
-CUresult cuStreamAddCallback(CUstream stream, CUstreamCallback fn, void *arg, unsigned flags)
+cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t fn, void *arg,
+				  unsigned flags)
 {
 	ENTERED();
-	return flags ? CUDA_ERROR_INVALID_VALUE :
+	return flags ? cudaErrorInvalidValue :
 		       step_add((struct step){ .stream = stream, .fn = fn, .arg = arg });
 }
 
-CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
-			unsigned by, unsigned bz, unsigned shared, CUstream stream, void **params,
-			void **extra)
+static bool is_one(struct dim3 d)
 {
-	const struct copy_args *a = params[0];
-
-	ENTERED();
-	if (f || !gx || gy != 1 || gz != 1 || !bx || by != 1 || bz != 1 || shared || extra)
-		return CUDA_ERROR_INVALID_VALUE;
-	return step_add((struct step){ .stream = stream, .done = a->done, .number = a->number });
+	return d.x && d.y == 1 && d.z == 1;
 }
 
-CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *c, const void *function, void **args)
+{
+	const struct copy_args *a = args[0];
+
+	ENTERED();
+	if (!is_kernel(function) || !is_one(c->gridDim) || !is_one(c->blockDim) ||
+	    c->dynamicSmemBytes)
+		return cudaErrorInvalidValue;
+	return step_add((struct step){ .stream = c->stream, .done = a->done, .number = a->number });
+}
+
+static CUresult stream_write64(CUstream stream, CUdeviceptr at, cuuint64_t value, unsigned flags)
+{
+	CUresult r = (CUresult)plugin_driver_entered("cuStreamWriteValue64");
+
+	if (r != CUDA_SUCCESS)
+		return r;
+	return (CUresult)step_add((struct step){
+		.stream = stream, .done = (uint64_t *)(uintptr_t)at, .number = value });
+}
+
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
+			    cudaStream_t stream)
 {
 	ENTERED();
 	foreign += plugin_driver_is_foreign(to) + plugin_driver_is_foreign(from);
 	plain++;
-	return to && from && bytes && stream ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+	return to && from && bytes && stream && kind == cudaMemcpyDefault ? cudaSuccess :
+									    cudaErrorInvalidValue;
 }
 
-CUresult cuMemcpy2DAsync(const CUDA_MEMCPY2D *c, CUstream stream)
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch,
+			      size_t width, size_t height, enum cudaMemcpyKind kind,
+			      cudaStream_t stream)
 {
 	ENTERED();
-	if (c->srcMemoryType != CU_MEMORYTYPE_UNIFIED ||
-	    c->dstMemoryType != CU_MEMORYTYPE_UNIFIED || !c->srcDevice || !c->dstDevice ||
-	    !c->WidthInBytes || c->srcPitch != c->WidthInBytes || c->dstPitch != c->WidthInBytes ||
-	    c->Height != 2 || !stream)
-		return CUDA_ERROR_INVALID_VALUE;
-	rows += (int)(c->Height * c->WidthInBytes);
-	return CUDA_SUCCESS;
+	if (!to || !from || !width || to_pitch != width || from_pitch != width || height != 2 ||
+	    kind != cudaMemcpyDefault || !stream)
+		return cudaErrorInvalidValue;
+	rows += (int)(height * width);
+	return cudaSuccess;
 }
 
-CUresult copy_list(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, size_t n,
-		   const struct cuda_batch_attributes *how, size_t *begins, size_t n_attributes,
-		   CUstream stream)
+#if CUDART_VERSION >= 13000
+cudaError_t cudaMemcpyBatchAsync(void *const *to, const void *const *from, const size_t *bytes,
+				 size_t n, struct cudaMemcpyAttributes *how, size_t *begins,
+				 size_t n_attributes, cudaStream_t stream)
+#else
+cudaError_t cudaMemcpyBatchAsync(void **to, void **from, size_t *bytes, size_t n,
+				 struct cudaMemcpyAttributes *how, size_t *begins,
+				 size_t n_attributes, size_t *refused, cudaStream_t stream)
+#endif
 {
-	CUresult r = plugin_driver_entered("cuMemcpyBatchAsync_v2");
-
-	if (r != CUDA_SUCCESS)
-		return r;
-	if (!n || n_attributes != 1 || *begins || how->access_order != 1 || !stream)
-		return CUDA_ERROR_INVALID_VALUE;
+	ENTERED();
+	if (!n || n_attributes != 1 || *begins ||
+	    how->srcAccessOrder != cudaMemcpySrcAccessOrderStream || !stream)
+		return cudaErrorInvalidValue;
 	for (size_t i = 0; i < n; i++) {
 		if (!to[i] || !from[i] || !bytes[i])
-			return CUDA_ERROR_INVALID_VALUE;
+			return cudaErrorInvalidValue;
 		foreign += plugin_driver_is_foreign(to[i]) + plugin_driver_is_foreign(from[i]);
 	}
 	calls++;
 	listed += (int)n;
 	stream->unjoined = true;
-	return CUDA_SUCCESS;
+	return cudaSuccess;
 }
 
-CUresult cuEventCreate(CUevent *ret, unsigned flags)
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *ret, unsigned flags)
 {
 	ENTERED();
 	*ret = calloc(1, sizeof(**ret));
-	if (!*ret || flags != CU_EVENT_DISABLE_TIMING)
+	if (!*ret || flags != cudaEventDisableTiming)
 		abort();
 	events++;
-	return CUDA_SUCCESS;
+	return cudaSuccess;
 }
 
-CUresult cuEventDestroy(CUevent e)
+cudaError_t cudaEventDestroy(cudaEvent_t e)
 {
 	free(e);
 	events--;
-	return CUDA_SUCCESS;
+	return cudaSuccess;
 }
 
-CUresult cuEventRecord(CUevent e, CUstream stream)
+cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t stream)
 {
 	ENTERED();
 	e->stream = stream;
-	return CUDA_SUCCESS;
+	return cudaSuccess;
 }
 
-CUresult cuStreamWaitEvent(CUstream stream, CUevent e, unsigned flags)
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t e, unsigned flags)
 {
 	ENTERED();
 	if (flags || !e->stream || e->stream == stream)
-		return CUDA_ERROR_INVALID_VALUE;
+		return cudaErrorInvalidValue;
 	joined += e->stream->unjoined;
 	e->stream->unjoined = false;
-	return CUDA_SUCCESS;
+	return cudaSuccess;
+}
+
+/* --- functions of the driver -------------------------------------------------------------------- */
+
+/* ISO C has no cast between functions and objects. */
+#define FUNCTION(f) ((void *)(uintptr_t)(f))
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **ret, unsigned since,
+					     unsigned long long flags,
+					     enum cudaDriverEntryPointQueryResult *ret_found)
+{
+	const struct {
+		const char *name;
+		void *function;
+	} functions[] = {
+		{ "cuCtxCreate", FUNCTION(context_create) },
+		{ "cuCtxDestroy", FUNCTION(context_destroy) },
+		{ "cuCtxSetCurrent", FUNCTION(context_set) },
+		{ "cuCtxEnablePeerAccess", FUNCTION(context_enable_peer) },
+		{ "cuStreamWriteValue64", FUNCTION(stream_write64) },
+	};
+
+	*ret = plugin_driver_memory_function(name);
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(functions); i++)
+		if (!strcmp(name, functions[i].name))
+			*ret = functions[i].function;
+	for (unsigned i = 0; i < plugin_driver.n_failing; i++)
+		if (!strcmp(name, plugin_driver.failing[i].function) &&
+		    plugin_driver.failing[i].device < 0)
+			*ret = NULL;
+	*ret_found = *ret ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+	return since && flags == cudaEnableDefault ? cudaSuccess : cudaErrorInvalidValue;
 }

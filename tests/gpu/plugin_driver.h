@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A libcuda.so.1 without a GPU, with the functions that the CUDA plug-in uses: contexts, streams, IPC and VMM handles. It
- * copies no bytes. A test loads it by path before the plug-in, which then gets the same library, and chooses which
- * functions fail. For one thread.
+ * The functions of the CUDA runtime and the driver that the CUDA plug-in uses, without a GPU: contexts, streams, IPC and VMM handles. They
+ * copy no bytes. The runtime of NVIDIA works over no other driver than NVIDIA's, so the plug-in's own unit test loads a plug-in that is
+ * linked with this in its place, and chooses which functions fail. For one thread.
  *
  * IPC handle: the device of the memory, then a number. VMM: a descriptor of a file as large as the allocation, which is
  * on device 0.
@@ -15,9 +15,14 @@
 #define PLUGIN_DRIVER_API
 #endif
 
-/* Call it before a plug-in is opened. Afterwards no function fails, and attributes are 1. */
+/* Call it before a plug-in is opened. Afterwards no function fails, and attributes are 1, except that streams write no words. */
 PLUGIN_DRIVER_API void plugin_driver_reset(void);
-/* Makes a function ("cuIpcOpenMemHandle") return the result while a context of the device is current; NULL: no function. */
+/* The version of CUDA that the driver is for, 0: there is no driver. */
+PLUGIN_DRIVER_API void plugin_driver_version(int version);
+/*
+ * Makes a function ("cudaIpcOpenMemHandle") return the result while a context of the device is current; NULL: no function. Device -1: the driver
+ * lacks it.
+ */
 PLUGIN_DRIVER_API void plugin_driver_fail(const char *function, int device, int result);
 /* Sets an attribute of all devices. */
 PLUGIN_DRIVER_API void plugin_driver_attribute(int attribute, int value);

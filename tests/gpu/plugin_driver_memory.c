@@ -6,12 +6,14 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "lib/cleanup.h"
+
 #define OPENS_MAX 64
 #define IPC_BYTES (1u << 20)
 
 static struct {
 	CUcontext context; /* NULL: this element is free */
-	CUdeviceptr address;
+	const void *address;
 	int device;
 } opens[OPENS_MAX];
 
@@ -46,7 +48,7 @@ void plugin_driver_forget(CUcontext c)
 			allocated_free(i);
 }
 
-CUresult cuMemAlloc(CUdeviceptr *ret, size_t bytes)
+cudaError_t cudaMalloc(void **ret, size_t bytes)
 {
 	unsigned i = 0;
 
@@ -54,115 +56,119 @@ CUresult cuMemAlloc(CUdeviceptr *ret, size_t bytes)
 	while (i < OPENS_MAX && allocated[i].base)
 		i++;
 	if (i == OPENS_MAX)
-		return CUDA_ERROR_OUT_OF_MEMORY;
+		return cudaErrorMemoryAllocation;
 	allocated[i].context = plugin_driver.current;
 	allocated[i].base = calloc(1, bytes);
-	*ret = (CUdeviceptr)(uintptr_t)allocated[i].base;
-	return *ret ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+	*ret = allocated[i].base;
+	return *ret ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 
-CUresult cuMemFree(CUdeviceptr address)
+cudaError_t cudaFree(void *address)
 {
 	for (unsigned i = 0; i < OPENS_MAX; i++)
-		if (address && (uintptr_t)allocated[i].base == address) {
+		if (address && allocated[i].base == address) {
 			allocated_free(i);
-			return CUDA_SUCCESS;
+			return cudaSuccess;
 		}
-	return CUDA_ERROR_INVALID_VALUE;
+	return cudaErrorInvalidValue;
 }
 
-CUresult cuMemcpyHtoD(CUdeviceptr to, const void *from, size_t bytes)
+cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind)
 {
 	ENTERED();
-	memcpy((void *)(uintptr_t)to, from, bytes);
-	return CUDA_SUCCESS;
+	memcpy(to, from, bytes);
+	return kind == cudaMemcpyHostToDevice ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-CUresult cuMemsetD8Async(CUdeviceptr at, unsigned char value, size_t bytes, CUstream stream)
+cudaError_t cudaMemsetAsync(void *at, int value, size_t bytes, cudaStream_t stream)
 {
 	ENTERED();
-	memset((void *)(uintptr_t)at, value, bytes);
-	return stream ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+	memset(at, value, bytes);
+	return stream ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-CUresult cuMemHostRegister(void *base, size_t bytes, unsigned flags)
+cudaError_t cudaHostRegister(void *base, size_t bytes, unsigned flags)
 {
 	ENTERED();
-	return base && bytes && flags ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+	return base && bytes && flags ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-CUresult cuMemHostUnregister(void *base)
+cudaError_t cudaHostUnregister(void *base)
 {
 	ENTERED();
-	return base ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+	return base ? cudaSuccess : cudaErrorInvalidValue;
 }
 
 /* Of whole allocations. */
-CUresult cuIpcGetMemHandle(CUipcMemHandle *ret, CUdeviceptr address)
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *ret, void *address)
 {
 	ENTERED();
 	for (unsigned i = 0; i < OPENS_MAX; i++)
-		if (address && (uintptr_t)allocated[i].base == address) {
-			*ret = (CUipcMemHandle){ .reserved = { (char)allocated[i].context->device,
-							       (char)i } };
-			return CUDA_SUCCESS;
+		if (address && allocated[i].base == address) {
+			*ret = (cudaIpcMemHandle_t){
+				.reserved = { (char)allocated[i].context->device, (char)i }
+			};
+			return cudaSuccess;
 		}
-	return CUDA_ERROR_INVALID_VALUE;
+	return cudaErrorInvalidValue;
 }
 
-bool plugin_driver_is_foreign(CUdeviceptr address)
+bool plugin_driver_is_foreign(const void *p)
 {
 	for (unsigned i = 0; i < OPENS_MAX; i++)
-		if (opens[i].context && address - opens[i].address < 1 << 24)
+		if (opens[i].context && (uintptr_t)p - (uintptr_t)opens[i].address < 1 << 24)
 			return opens[i].context != plugin_driver.current;
 	return false;
 }
 
 /* The address differs in each context. */
-CUresult cuIpcOpenMemHandle(CUdeviceptr *ret, CUipcMemHandle handle, unsigned flags)
+cudaError_t cudaIpcOpenMemHandle(void **ret, cudaIpcMemHandle_t handle, unsigned flags)
 {
 	unsigned i = 0;
 
 	ENTERED();
 	while (i < OPENS_MAX && opens[i].context)
 		i++;
-	if (i == OPENS_MAX || flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)
-		return CUDA_ERROR_OUT_OF_MEMORY;
+	if (i == OPENS_MAX || flags != cudaIpcMemLazyEnablePeerAccess)
+		return cudaErrorMemoryAllocation;
 	opens[i].context = plugin_driver.current;
 	opens[i].device = handle.reserved[0];
 	opens[i].address = *ret =
-		UINT64_C(0x7f0000000000) +
-		((uint64_t)(plugin_driver.current - plugin_driver.contexts) << 32) +
-		((uint64_t)handle.reserved[1] << 24);
-	return CUDA_SUCCESS;
+		(void *)(uintptr_t)(UINT64_C(0x7f0000000000) +
+				    ((uint64_t)(plugin_driver.current - plugin_driver.contexts)
+				     << 32) +
+				    ((uint64_t)handle.reserved[1] << 24));
+	return cudaSuccess;
 }
 
-CUresult cuIpcCloseMemHandle(CUdeviceptr address)
+cudaError_t cudaIpcCloseMemHandle(void *address)
 {
 	ENTERED();
 	for (unsigned i = 0; i < OPENS_MAX; i++)
 		if (opens[i].context == plugin_driver.current && opens[i].address == address) {
 			opens[i].context = NULL;
-			return CUDA_SUCCESS;
+			return cudaSuccess;
 		}
-	return CUDA_ERROR_INVALID_VALUE;
+	return cudaErrorInvalidValue;
 }
 
-CUresult cuPointerGetAttribute(void *ret, CUpointer_attribute which, CUdeviceptr address)
+cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *ret, const void *address)
 {
 	ENTERED();
 	for (unsigned i = 0; i < OPENS_MAX; i++)
-		if (opens[i].context && opens[i].address == address &&
-		    which == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) {
-			memcpy(ret, &opens[i].device, sizeof(opens[i].device));
-			return CUDA_SUCCESS;
+		if (opens[i].context && opens[i].address == address) {
+			*ret = (struct cudaPointerAttributes){ .type = cudaMemoryTypeDevice,
+							       .device = opens[i].device };
+			return cudaSuccess;
 		}
-	return CUDA_ERROR_INVALID_VALUE;
+	return cudaErrorInvalidValue;
 }
+
+/* --- functions of the driver -------------------------------------------------------------------- */
 
 CUresult cuMemGetAddressRange(CUdeviceptr *ret_base, size_t *ret_bytes, CUdeviceptr address)
 {
-	ENTERED();
+	DRIVER_ENTERED();
 	*ret_base = address;
 	*ret_bytes = IPC_BYTES;
 	return CUDA_SUCCESS;
@@ -174,7 +180,7 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *ret, void 
 {
 	struct stat st;
 
-	ENTERED();
+	DRIVER_ENTERED();
 	if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
 	    fstat((int)(intptr_t)handle, &st) < 0)
 		return CUDA_ERROR_OPERATING_SYSTEM;
@@ -200,7 +206,7 @@ CUresult cuMemGetAllocationGranularity(size_t *ret, const CUmemAllocationProp *w
 CUresult cuMemAddressReserve(CUdeviceptr *ret, size_t bytes, size_t alignment, CUdeviceptr at,
 			     unsigned long long flags)
 {
-	ENTERED();
+	DRIVER_ENTERED();
 	*ret = UINT64_C(0x600000000000);
 	return alignment || at || flags || bytes > PLUGIN_DRIVER_MEMORY ? CUDA_ERROR_INVALID_VALUE :
 									  CUDA_SUCCESS;
@@ -214,7 +220,7 @@ CUresult cuMemAddressFree(CUdeviceptr address, size_t bytes)
 CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset,
 		  CUmemGenericAllocationHandle handle, unsigned long long flags)
 {
-	ENTERED();
+	DRIVER_ENTERED();
 	plugin_driver.maps++;
 	if (!address || offset || flags || bytes % PLUGIN_DRIVER_GRANULE)
 		return CUDA_ERROR_INVALID_VALUE;
@@ -228,7 +234,7 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t bytes)
 
 CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc *access, size_t n)
 {
-	ENTERED();
+	DRIVER_ENTERED();
 	return address && bytes && n == 1 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -242,9 +248,39 @@ CUresult cuMemGetHandleForAddressRange(void *ret, CUdeviceptr address, size_t by
 {
 	int fd = 0;
 
-	ENTERED();
+	DRIVER_ENTERED();
 	memcpy(ret, &fd, sizeof(fd));
 	return address && bytes && type == CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD && !flags ?
 		       CUDA_SUCCESS :
 		       CUDA_ERROR_INVALID_VALUE;
+}
+
+void *plugin_driver_memory_function(const char *name)
+{
+#define FUNCTION(f)                        \
+	{                                  \
+#f, (void *)(uintptr_t)(f) \
+	}
+	const struct {
+		const char *name;
+		void *function;
+	} functions[] = {
+		FUNCTION(cuMemGetAddressRange),
+		FUNCTION(cuMemImportFromShareableHandle),
+		FUNCTION(cuMemGetAllocationPropertiesFromHandle),
+		FUNCTION(cuMemGetAllocationGranularity),
+		FUNCTION(cuMemAddressReserve),
+		FUNCTION(cuMemAddressFree),
+		FUNCTION(cuMemMap),
+		FUNCTION(cuMemUnmap),
+		FUNCTION(cuMemSetAccess),
+		FUNCTION(cuMemRelease),
+		FUNCTION(cuMemGetHandleForAddressRange),
+	};
+#undef FUNCTION
+
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(functions); i++)
+		if (!strcmp(name, functions[i].name))
+			return functions[i].function;
+	return NULL;
 }

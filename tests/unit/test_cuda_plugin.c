@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CUDA plug-in on a driver without a GPU. Built only with a CUDA toolkit. */
+/* The CUDA plug-in over a runtime and a driver without a GPU. Built only with a CUDA toolkit. */
 #include "tests/gpu/plugin_driver.h"
 
 #include <dlfcn.h>
@@ -18,10 +18,14 @@
 #define INVALID_VALUE 1
 #define OUT_OF_MEMORY 2
 #define ILLEGAL_ADDRESS 700
+/* For functions that are refused: the driver does not have it. */
+#define NO_DEVICE (-1)
+#define STREAMS_WRITE_WORDS 122
 #define MIB (UINT64_C(1) << 20)
 
 static struct {
 	void (*reset)(void);
+	void (*version)(int version);
 	void (*refuse)(const char *function, int device, int result);
 	void (*attribute)(int attribute, int value);
 	void (*hold)(bool hold);
@@ -63,11 +67,12 @@ static int load(void **state)
 	char path[PATH_MAX];
 	void *library;
 
-	if (access(beside("../../" GPU_PLUGIN_FILE, path), R_OK) < 0)
+	if (access(beside("../gpu/dray-cuda-test.so", path), R_OK) < 0)
 		return 0;
-	library = dlopen(beside("../gpu/plugin/libcuda.so.1", path), RTLD_NOW | RTLD_LOCAL);
+	library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
 	assert_non_null(library);
 	symbol(library, "plugin_driver_reset", &driver.reset);
+	symbol(library, "plugin_driver_version", &driver.version);
 	symbol(library, "plugin_driver_fail", &driver.refuse);
 	symbol(library, "plugin_driver_attribute", &driver.attribute);
 	symbol(library, "plugin_driver_hold", &driver.hold);
@@ -75,7 +80,7 @@ static int load(void **state)
 	symbol(library, "plugin_driver_lose", &driver.lose);
 	symbol(library, "plugin_driver_lose_in", &driver.lose_in);
 	symbol(library, "plugin_driver_count", &driver.count);
-	assert_int_equal(gpu_load(beside("../../" GPU_PLUGIN_FILE, path), &ops, &err), 0);
+	assert_int_equal(gpu_load(path, &ops, &err), 0);
 	return 0;
 }
 
@@ -243,6 +248,31 @@ static void notifies_when_the_queue_is_freed(void **state)
 	assert_int_equal(n, 1);
 }
 
+/* --- drivers ---------------------------------------------------------------------------------------- */
+
+/* What to do about a driver that is missing, too old, or lacks a function. */
+static void refuses_drivers(void **state)
+{
+	struct gpu_plugin *other;
+
+	NEEDS_PLUGIN();
+	driver.version(0);
+	assert_int_equal(ops->open(&other, &err), -ENOENT);
+	assert_int_equal(err.code, DRAY_E_UNSUPPORTED);
+	assert_non_null(strstr(err.msg, "install the driver"));
+	driver.version(11040);
+	err = DRAY_ERR_NULL;
+	assert_int_equal(ops->open(&other, &err), -ENOENT);
+	assert_non_null(strstr(err.msg, "for CUDA 11.4"));
+	assert_non_null(strstr(err.msg, "install a newer driver"));
+	driver.reset();
+	driver.refuse("cuMemMap", NO_DEVICE, 0);
+	err = DRAY_ERR_NULL;
+	assert_int_equal(ops->open(&other, &err), -ENOENT);
+	assert_non_null(strstr(err.msg, "no cuMemMap"));
+	driver.reset();
+}
+
 /* --- copy engines --------------------------------------------------------------------------------- */
 
 /* Short lists take one call; long ones use several streams, and the queue's own waits for the others. */
@@ -269,12 +299,47 @@ static void copies_lists_by_engines(void **state)
 	}
 	assert_int_equal(driver.count("listed", 0), 64 + 256 + 5000);
 	assert_int_equal(driver.count("events", 0), 3);
-	driver.refuse("cuMemcpyBatchAsync_v2", 0, ILLEGAL_ADDRESS);
+	driver.refuse("cudaMemcpyBatchAsync", 0, ILLEGAL_ADDRESS);
 	assert_int_equal(ops->submit(q, &copy), -EIO);
 	driver.refuse(NULL, 0, 0);
 	ops->queue_free(q);
 	assert_int_equal(driver.count("events", 0), 0);
 	ops->stop(plugin, 0);
+}
+
+/* The stream writes the number of a copy by engines, or a kernel that copies nothing does. */
+static void ends_copies_by_engines(void **state)
+{
+	static const struct dray_piece piece = { (void *)0x1000, (void *)0x2000, 64 };
+	const struct gpu_copy copy = {
+		.pieces = &piece, .n = 1, .bytes = 64, .engine = true, .route = GPU_WITHIN
+	};
+
+	NEEDS_PLUGIN();
+	for (int words = 0; words < 2; words++) {
+		struct gpu_queue *q;
+
+		driver.attribute(STREAMS_WRITE_WORDS, words);
+		ops->close(plugin);
+		assert_int_equal(ops->open(&plugin, &err), 0);
+		assert_int_equal(start(0), 0);
+		q = queue(0);
+		driver.hold(true);
+		assert_int_equal(ops->submit(q, &copy), 0);
+		assert_int_equal(*q->done, 0);
+		driver.hold(false);
+		assert_int_equal(*q->done, 1);
+		driver.refuse(words ? "cudaLaunchKernelExC" : "cuStreamWriteValue64", 0,
+			      ILLEGAL_ADDRESS);
+		assert_int_equal(ops->submit(q, &copy), 0);
+		driver.refuse(NULL, 0, 0);
+		driver.refuse(words ? "cuStreamWriteValue64" : "cudaLaunchKernelExC", 0,
+			      ILLEGAL_ADDRESS);
+		assert_int_equal(ops->submit(q, &copy), -EIO);
+		driver.refuse(NULL, 0, 0);
+		ops->queue_free(q);
+		ops->stop(plugin, 0);
+	}
 }
 
 /* Between device and host shorter lists are spread, too. Small pieces from the host go in rows, apart from large ones. */
@@ -339,7 +404,7 @@ static void copies_lists_from_host(void **state)
 		for (unsigned k = 0; k < DRAY_ARRAY_SIZE(counts); k++)
 			assert_int_equal(driver.count(counts[k], 0) - before[k], expected[k]);
 	}
-	driver.refuse("cuMemcpy2DAsync", 0, ILLEGAL_ADDRESS);
+	driver.refuse("cudaMemcpy2DAsync", 0, ILLEGAL_ADDRESS);
 	pieces[0] = (struct dray_piece){ (void *)0x1000, (void *)0x2000, 4096 };
 	assert_int_equal(ops->submit(q, &(struct gpu_copy){ .pieces = pieces,
 							    .n = 1,
@@ -424,7 +489,7 @@ static void does_not_wait_for_a_hanging_copy(void **state)
 	driver.hold(true);
 	assert_int_equal(submit(q), 0);
 	waits = driver.count("waits", 0);
-	driver.refuse("cuFlushGPUDirectRDMAWrites", 0, ILLEGAL_ADDRESS);
+	driver.refuse("cudaDeviceFlushGPUDirectRDMAWrites", 0, ILLEGAL_ADDRESS);
 	assert_int_equal(ops->flush_rdma(plugin, 0), -EIO);
 	assert_int_equal(ops->check(other), -EIO);
 	assert_int_equal(ops->check(q), -EIO);
@@ -447,7 +512,7 @@ static void ends_after_copies_in_flight(void **state)
 	q = queue(0);
 	driver.hold(true);
 	assert_int_equal(submit(q), 0);
-	driver.refuse("cuStream", 0, ILLEGAL_ADDRESS);
+	driver.refuse("cudaStream", 0, ILLEGAL_ADDRESS);
 	driver.finish_after(20);
 	ops->queue_free(q);
 	assert_int_equal(driver.count("cut", 0), 0);
@@ -530,7 +595,7 @@ static void pins_existing_memory_while_started(void **state)
 	assert_int_equal(ops->pin(plugin, pages[0], sizeof(pages[0]), true, &err), 0);
 	assert_int_equal(ops->pin(plugin, pages[1], sizeof(pages[1]), false, &err), 0);
 	ops->stop(plugin, 0);
-	driver.refuse("cuMemHostRegister", 0, INVALID_VALUE);
+	driver.refuse("cudaHostRegister", 0, INVALID_VALUE);
 	assert_int_equal(start(0), 0);
 	ops->unpin(plugin, pages[0]);
 	assert_int_equal(ops->pin(plugin, pages[0], sizeof(pages[0]), true, &err), -EINVAL);
@@ -557,7 +622,7 @@ static void hands_out_own_memory(void **state)
 	assert_int_equal(ops->block_alloc(plugin, 1, MIB, &b, &address, &err), 0);
 	assert_int_equal(ops->block_handle(b, handle, &err), 0);
 	assert_int_equal(handle[0], 1);
-	driver.refuse("cuIpcGetMemHandle", 1, INVALID_VALUE);
+	driver.refuse("cudaIpcGetMemHandle", 1, INVALID_VALUE);
 	assert_int_equal(ops->block_handle(b, handle, &err), -EINVAL);
 	assert_non_null(strstr(err.msg, "no handle"));
 	driver.refuse(NULL, 0, 0);
@@ -603,10 +668,10 @@ static void starts_without_a_peer(void **state)
 	assert_int_equal(start(0), 0);
 	assert_int_equal(start(2), 0);
 	assert_int_equal(import_ipc(0, 1, &first), 0);
-	driver.refuse("cuIpcOpenMemHandle", 1, OUT_OF_MEMORY);
+	driver.refuse("cudaIpcOpenMemHandle", 1, OUT_OF_MEMORY);
 	assert_int_equal(start(1), 0);
 	assert_int_equal(peers, 1 << 2);
-	assert_non_null(strstr(err.msg, "OUT_OF_MEMORY"));
+	assert_non_null(strstr(err.msg, "cudaErrorMemoryAllocation"));
 	driver.refuse(NULL, 0, 0);
 	/* the two devices do not access each other until one starts anew */
 	assert_int_equal(import_ipc(0, 2, &second), 0);
@@ -655,7 +720,7 @@ static void a_lost_peer_affects_no_other_device(void **state)
 	assert_int_equal(driver.count("opened", 2), 1);
 	ops->queue_free(q);
 	ops->stop(plugin, 1);
-	driver.refuse("cuIpcOpenMemHandle", 1, ILLEGAL_ADDRESS);
+	driver.refuse("cudaIpcOpenMemHandle", 1, ILLEGAL_ADDRESS);
 	assert_int_equal(start(1), -EIO);
 	assert_int_equal(err.code, DRAY_E_GPU_LOST);
 	assert_int_equal(driver.count("contexts", 1), 0);
@@ -674,7 +739,7 @@ static void reports_why_a_device_does_not_start(void **state)
 	assert_int_equal(start(2), 0);
 	assert_int_equal(import_ipc(2, 1, &i), 0);
 	driver.refuse("cuCtxEnablePeerAccess", 0, OUT_OF_MEMORY);
-	driver.refuse("cuIpcOpenMemHandle", 1, ILLEGAL_ADDRESS);
+	driver.refuse("cudaIpcOpenMemHandle", 1, ILLEGAL_ADDRESS);
 	assert_int_equal(start(1), -EIO);
 	assert_int_equal(err.code, DRAY_E_GPU_LOST);
 	driver.refuse(NULL, 0, 0);
@@ -697,7 +762,7 @@ static void starts_beside_a_lost_peer(void **state)
 	assert_int_equal(import_ipc(0, 1, &i), 0);
 	driver.lose(0);
 	assert_int_equal(ops->flush_rdma(plugin, 0), -EIO);
-	driver.refuse("cuIpcOpenMemHandle", 1, ILLEGAL_ADDRESS);
+	driver.refuse("cudaIpcOpenMemHandle", 1, ILLEGAL_ADDRESS);
 	assert_int_equal(start(1), 0);
 	assert_int_equal(peers, 1 << 2);
 	assert_int_equal(err.code, DRAY_E_GPU_LOST);
@@ -736,7 +801,7 @@ static void refuses_memory_that_a_peer_cannot_open(void **state)
 	NEEDS_PLUGIN();
 	assert_int_equal(start(0), 0);
 	assert_int_equal(start(1), 0);
-	driver.refuse("cuIpcOpenMemHandle", 1, OUT_OF_MEMORY);
+	driver.refuse("cudaIpcOpenMemHandle", 1, OUT_OF_MEMORY);
 	assert_int_equal(import_ipc(0, 1, &i), -ENOMEM);
 	assert_int_equal(err.code, DRAY_E_NO_MEMORY);
 	assert_int_equal(driver.count("opened", 0), 0);
@@ -787,6 +852,8 @@ int main(void)
 		PLUGIN_TEST(notifies_of_a_loss),
 		PLUGIN_TEST(notifies_when_the_queue_is_freed),
 		PLUGIN_TEST(copies_lists_by_engines),
+		PLUGIN_TEST(ends_copies_by_engines),
+		PLUGIN_TEST(refuses_drivers),
 		PLUGIN_TEST(copies_lists_from_host),
 		PLUGIN_TEST(copies_between_peers_by_engines),
 		PLUGIN_TEST(does_not_wait_for_a_hanging_copy),
