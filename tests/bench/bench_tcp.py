@@ -3,6 +3,7 @@
 """Transport tcp between two agents over loopback, beside a bare loop over the same two memfds."""
 
 import json
+import os
 import socket
 import statistics
 import subprocess
@@ -10,13 +11,15 @@ import subprocess
 import common as c
 
 STREAMS = 2  # tcp.streams
+ANSWERS_ROUNDS = 7
 # name, bytes of an operation, operations a transfer, transfers at a time, pieces a call of the loop, target
 SHAPES = (
     ("1 MiB", c.MIB, 16, 4, 1, 0.97),
     ("64 KiB scattered", 64 * c.KIB, 64, 8, 16, 0.97),
     ("4 KiB, batches of 256", 4 * c.KIB, 256, 16, 256, 0.75),
 )
-# The same for transfers of one operation, 8 at a time, which are independent of each other.
+# The same for transfers of one operation, 8 at a time, which are independent of each other. The loop has no answers to wait for, so it
+# is also compared with bare requests and answers, of which as many are in flight.
 SINGLE = (
     ("4 KiB, 8 single ones in flight", 4 * c.KIB, 1, 8, 8, 0.5),
     ("64 KiB, 8 single ones in flight", 64 * c.KIB, 1, 8, 8, 0.9),
@@ -57,6 +60,22 @@ class Used:
         return (c.cpu_seconds(*self.pids) - self.since) / (self.bytes / 1e9)
 
 
+def answers(records, loop, engine, near, far, ops, name, shape, args):
+    """Bare requests and answers beside the loop, and beside the agents."""
+    depth = shape[3]
+    spin = ["--spin"] * (len(os.sched_getaffinity(0)) >= 4 * STREAMS)  # a processor for each thread of both sides, and some to spare
+    for threads in 1, STREAMS:
+        with c.Tool("ceiling_answers", "--local", c.name_memory(near), "--remote", c.name_memory(far), "--ops", ops, "--depth", depth,
+                    "--streams", threads, *args, *spin, fds=[ops, near.fd, far.fd]) as bare:
+            what = f"bare requests and answers, {threads} connection{'s' * (threads > 1)}, a thread for each"
+            n, m = c.sized(bare, 64), c.sized(loop, 64)
+            value, ceiling, ratio, spread = c.pairs(lambda: c.rate(loop.ask("run", m)), lambda: c.rate(bare.ask("run", n)), ANSWERS_ROUNDS)
+            records.add(f"{name}: {what}", value / 1e9, "GB/s", ceiling_name=f"bare socket loop, {STREAMS} streams", ceiling=ceiling / 1e9,
+                        ratio=ratio, spread=spread)
+            value, ceiling, ratio, spread = c.pairs(lambda: c.rate(bare.ask("run", n)), lambda: c.rate(engine.ask("run", n)), ANSWERS_ROUNDS)
+            records.add(name, value / 1e9, "GB/s", ceiling_name=what, ceiling=ceiling / 1e9, ratio=ratio, spread=spread)
+
+
 def measure(records, agents, near, far, direction, shape):
     name, size, batch, depth, pieces, target = shape
     write = direction == "write"
@@ -76,6 +95,8 @@ def measure(records, agents, near, far, direction, shape):
         if size < 64 * c.KIB:
             records.add(f"{direction} {name}, operations", ours / size / 1e3, "k/s",
                         ceiling_name=f"bare socket loop, {STREAMS} streams", ceiling=bare / size / 1e3, ratio=ratio)
+        if shape in SINGLE:
+            answers(records, loop, engine, near, far, ops, f"{direction} {name}", shape, ["--write"] * write)
         bare, ours = (u.a_gigabyte() for u in used)
         records.add(f"{direction} {name}, processor time", ours, "s/GB", ceiling_name="both ends of the loop", ceiling=bare,
                     ratio=ours / bare)
