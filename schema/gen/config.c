@@ -36,7 +36,7 @@ const struct dray_config_key dray_config_keys[DRAY_CONFIG_KEY_N] = {
 	  .doc = "NUMA nodes whose CPUs the workers run on, in turn, such as 0, 1. Empty: the nodes of the active RNICs, if the machine has several nodes. none: the kernel decides." },
 	{ .path = "agent.poll_time", .section = "agent", .name = "poll_time",
 	  .env = "DRAY_AGENT_POLL_TIME", .type = DRAY_CONFIG_DURATION,
-	  CONFIG_MEMBER(agent.poll_time), .def = "100us",
+	  CONFIG_MEMBER(agent.poll_time), .def = "30us",
 	  .allowed = "\"0us\" to \"10ms\"",
 	  .min = INT64_C(0), .max = INT64_C(10000000),
 	  .doc = "Longest time that a worker polls after work before it sleeps. The worker polls for less while polling finds nothing, and not at all if the agent has less than two whole CPUs by affinity, cpuset or CPU limit; `drayctl status` shows that." },

@@ -97,7 +97,7 @@ OTHER_BAD = {
                          "key tcp.streams: default 17 is outside 1 to 16"),
     "size under min": ("config.yaml", 'type: size, default: "1MiB", min: "64KiB"', 'type: size, default: "1KiB", min: "64KiB"',
                        "default 1KiB is outside 64KiB to 16MiB"),
-    "duration unit": ("config.yaml", 'default: "100us"', 'default: "100u"', "bad value 100u"),
+    "duration unit": ("config.yaml", 'default: "30us"', 'default: "30u"', "bad value 30u"),
     "choice": ("config.yaml", 'default: "info"', 'default: "loud"', "default loud is not one of the choices"),
     "config type": ("config.yaml", "key: tcp.streams, type: int", "key: tcp.streams, type: integer", "unknown type integer"),
     "key form": ("config.yaml", "key: log.level,", "key: loglevel,", "not of the form section.name"),

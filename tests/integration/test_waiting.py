@@ -108,18 +108,18 @@ def test_cpus_change(new_agent):
         pytest.skip("one CPU alone")
     agent = new_agent(settings={"segment.listen_interval": "100ms"})
     every = os.sched_getaffinity(agent.pid)
-    assert agent.polling() == (100000, "")
+    assert agent.polling() == (30000, "")
     for task in os.listdir(f"/proc/{agent.pid}/task"):
         if int(task) != agent.pid:
             os.sched_setaffinity(int(task), {CPU})
     agent.ctl("reload")
-    assert agent.polling() == (100000, "")
+    assert agent.polling() == (30000, "")
     os.sched_setaffinity(agent.pid, {CPU})
     until(lambda: agent.polling() == (0, "1 CPU allowed"), "the agent's look")
     assert "workers no longer poll: 1 CPU allowed" in agent.text()
     os.sched_setaffinity(agent.pid, every)
     agent.ctl("reload")
-    assert agent.polling() == (100000, "")
+    assert agent.polling() == (30000, "")
 
 
 def test_polling_switched_off(new_agent):

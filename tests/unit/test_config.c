@@ -95,7 +95,7 @@ static void no_file_gives_the_defaults(void **state)
 
 	good(&c, NULL);
 	assert_string_equal(c.v.agent.state_dir, "/var/lib/dray");
-	assert_int_equal(c.v.agent.poll_time, 100000);
+	assert_int_equal(c.v.agent.poll_time, 30000);
 	assert_int_equal(c.v.data.mode, 0660);
 	assert_int_equal(c.v.log.level, DRAY_CONFIG_LOG_LEVEL_INFO);
 	assert_false(c.v.peer.allow_insecure);
