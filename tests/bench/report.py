@@ -150,13 +150,16 @@ in its own cache, while E has just encoded another one. 512 bytes an embedding; 
 ECMooncakeConnector over TCP, with a runner that calls it in each step. The ceiling of `local` is the better one of the two, that of `tcp` is
 ECMooncakeConnector. Each figure is the difference of two times of up to a tenth of a second, most of which is the image's processing and the model.
 The rows "from PD's scheduler to its model" are the same difference of the part between, in which connectors work: from the time at which PD's scheduler has
-the request until the inputs of its model are there."""),
+the request until the inputs of its model are there. A ratio is that of medians, with the interval in which it
+lies for 95 % of samples of the values (bootstrap); there is none if the interval of a median reaches zero. With `local` and ECExampleConnector the processes of E are
+stopped while PD has the request, because they would take a processor from it: they look for messages without a pause for a second."""),
     ("vllm_ec_hooks", "vLLM: the hooks of the connectors of encoder outputs", """\
 What the hooks of a consumer's connector take until a request with a new image has its first token, minus the same with its output in the engine's own
 cache, where a request has read it before, with vLLM's scheduler and without a model:
 those of the scheduler and of the worker together, with what goes between their processes. 512 bytes an embedding. With `local`, PD reads in E's pool, and the output is
 checked, and copied if it has up to 128 KiB; with `tcp`, two agents move it meanwhile. ECExampleConnector maps a file, whose pages the model reads later.
-In an engine the model has used the processor's caches between two requests: rows with emptied caches are nearer to that."""),
+In an engine the model has used the processor's caches between two requests: rows with emptied caches are nearer to that. What stands for E's encoder
+computes in one thread, because threads that look for more work would keep the agents from the processors."""),
     ("vllm_ec_bytes", "vLLM: the bytes of encoder outputs", """Bytes a second of loads of outputs by the scheduler sides of `DrayECConnector`, without engines: by the agent's clock, and from the start of the load to the step of
 PD that sees its end. The ceiling is a transfer of as many bytes that were just written, by a new right, between the same pools, all of whose pages
 both agents have touched before. `local` pulls here instead of reading in place."""),

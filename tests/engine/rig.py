@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real engines beside real agents: one process for each, and requests that go through P and then D, as a router sends them."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -100,6 +101,15 @@ class Engine:
     def metrics(self, prefix="vllm:"):
         self.send(metrics=prefix)
         return self.answers.get(timeout=LIMIT)["metrics"]
+
+    @contextlib.contextmanager
+    def stopped(self):
+        """The engine's processes stand still inside. They would look for work without a pause for a second after an answer."""
+        os.killpg(self.process.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.killpg(self.process.pid, signal.SIGCONT)
 
     def kill(self):
         """Kills the engine with all of its processes."""
