@@ -9,8 +9,7 @@ from collections import Counter
 
 import dray
 import pytest
-from dray import _library as lib
-from dray import _waiting, errors, events, store
+from dray import errors, events
 from harness import LIMIT, MIB, Side, noise, until
 
 N = 60  # waiting threads, and as many tasks
@@ -256,44 +255,3 @@ def test_waits_beside_a_computing_thread(agent):
         finally:
             stop.set()
             thread.join()
-
-
-def test_long_waits_of_one_kind_leave_the_other_kind(new_agent, monkeypatch):
-    """Batches of the store, and transfers, first wait inside the library; those that are long in a row go on without it."""
-    tried = []
-
-    def too_long(d, number, limit_ms, ref):
-        tried.append(number)
-        return -errors.Timeout.code
-
-    with sides(new_agent(settings={"limits.store_bytes": "4MiB"})) as here:
-        objects = here.client.store()
-        read = lambda: here.client.read(here.region, here.remote, [(0, 0, 1)]).result(LIMIT)  # noqa: E731
-        assert objects.put(here.region, [(b"key", [(0, 4096)])])[0].status == dray.Status.OK
-        here.client._batches_wait, here.client._transfers_wait = _waiting.Patience(), _waiting.Patience()  # the PUT may have been long
-        with monkeypatch.context() as m:
-            m.setattr("dray._waiting._wait", too_long)
-            for _ in range(20):
-                assert objects.get(here.region, [(b"key", [(0, 4096)])])[0].status == dray.Status.OK
-            # the third one leaves out 1, then 3 and 7
-            assert len(tried) == 6
-            read()
-            assert len(tried) == 7
-        assert here.client._batches_wait.misses == 6 and here.client._transfers_wait.misses == 1
-
-
-@pytest.mark.parametrize("item", [(b"key", [(4096, 8192)]), (b"key", ((4096, 8192),), 0.5), (b"k" * 255, [(0, 1)], 1e9, 0)])
-def test_a_single_item_has_the_words_of_a_list(item):
-    one, two = store._single(item), store._copied([item, item])
-    words = [lib.StoreItem.from_address(batch.items) for batch in (one, two)]
-    assert one.items_n == 1 and words[0].ranges_n == words[1].ranges_n == 1
-    for field in ("key_length", "cost_us", "block"):
-        assert getattr(words[0], field) == getattr(words[1], field), field
-    assert words[0].key[:len(item[0])] == words[1].key[:len(item[0])] == item[0]
-    assert bytes(words[0].ranges[0]) == bytes(words[1].ranges[0])
-
-
-@pytest.mark.parametrize("item", [(b"", [(0, 1)]), (b"k" * 256, [(0, 1)]), ("key", [(0, 1)]), (b"key", []), (b"key", [(0, 1), (1, 1)]),
-                                  (b"key", [(0, -1)]), (b"key", [(0, 1)], "x"), (b"key", store.BlockLayout([(0, 1, 1)])), (b"key",), None])
-def test_another_item_is_none(item):
-    assert store._single(item) is None

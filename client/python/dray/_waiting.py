@@ -4,11 +4,10 @@
 Any thread may use a client and its objects. All calls into the library that touch the
 session keep the interpreter lock, and do not block. A thread that waits does so in three steps:
 
-1. It waits inside the library for up to 1 ms with the interpreter lock held. Most transfers, and
-   batches of the store, end within that time, and to take the lock again costs up to 5 ms beside a
-   thread that computes. The step is left out for other requests, and for those that are evidently
-   long: transfers with a wait word, and while recent waits of this client for the same kind took
-   longer. Other Python threads stand still meanwhile.
+1. It waits inside the library for up to 1 ms with the interpreter lock held. Most transfers end
+   within that time, and to take the lock again costs up to 5 ms beside a thread that computes. The
+   step is left out for transfers that are evidently long: those with a wait word, and while recent
+   waits of this client took longer. Other Python threads stand still meanwhile.
 2. If no other thread polls the session's descriptor, this one does, without the interpreter lock. It
    delivers the completions of all requests.
 3. Otherwise it sleeps on a lock of its own, which is released when its request ends. The polling
@@ -38,7 +37,7 @@ from typing import Any
 from . import _arguments as arguments
 from . import _library as lib
 from . import errors
-from .pending import Pending
+from .pending import Pending, Transfer
 
 _HOLD_MS = 1  # longest wait with the interpreter lock held
 _HOLDERS_MAX = 8  # with more waiting threads, none waits with the interpreter lock held
@@ -60,21 +59,6 @@ class _Result:
     def __init__(self) -> None:
         self.c = lib.Completion()
         self.ref = byref(self.c)
-
-
-class Patience:
-    """Whether step 1 is worth it for requests of one kind of a client."""
-
-    __slots__ = ("misses", "skip")
-
-    def __init__(self) -> None:
-        self.misses = 0  # waits in a row that took longer
-        self.skip = 0  # waits that go without it
-
-    def missed(self) -> None:
-        """One that takes long may be chance; several in a row are not."""
-        self.misses = min(self.misses + 1, _MISSES_MAX)
-        self.skip = (1 << max(self.misses - 2, 0)) - 1
 
 
 class _Loop:
@@ -99,7 +83,7 @@ class Waiting:
         self._results: list[_Result] = []
         self._pending: dict[int, Pending[Any]] = {}
         self._batches: dict[int, Any] = {}  # by thread
-        self._transfers_wait, self._batches_wait = Patience(), Patience()
+        self._skip = self._misses = 0
         self._lead = threading.Lock()  # held by the thread that polls the descriptor
         self._leader = 0
         self._led: Pending[Any] | None = None  # what the polling thread waits for; None: anything
@@ -229,39 +213,40 @@ class Waiting:
             timeout = arguments.timeout(timeout)
         if self._batches and not pending._id:
             self._flush_batches(pending)
-        patience = pending._patience()
-        if patience is not None:
-            if patience.skip:
-                patience.skip -= 1
-            elif (timeout is None or timeout >= 0.001) and len(self._sleeping) <= _HOLDERS_MAX and \
-                    self._hold(pending, patience):
+        if type(pending) is Transfer:
+            if self._skip:
+                self._skip -= 1
+            elif not pending._is_long and (timeout is None or timeout >= 0.001) and \
+                    len(self._sleeping) <= _HOLDERS_MAX and self._hold(pending):
                 return
         ends = None if timeout is None else time.monotonic() + timeout
         if not self._until(pending, ends):
             raise errors.Timeout(f"{pending!r} has not ended in {timeout} s", handle=pending._id,
                                  fix="Wait again, or cancel it.")
 
-    def _hold(self, pending: Pending[Any], patience: Patience) -> bool:
-        """Step 1: waits a short time with the interpreter lock held. True if the request has ended."""
+    def _hold(self, transfer: Transfer) -> bool:
+        """Step 1: waits a short time with the interpreter lock held. True if the transfer has ended."""
         try:
             result = self._results.pop()
         except IndexError:
             result = _Result()
-        number, ref = pending._id, result.ref
+        number, ref = transfer._id, result.ref
         try:
             code = _wait(self._d, number, _HOLD_MS, ref)
         except ArgumentError:
             self._handle()
             raise
         if code == 0:
-            patience.misses = 0
-            self._pending.pop(pending._key, None)
-            pending._complete(result.c)
+            self._misses = 0
+            self._pending.pop(transfer._key, None)
+            transfer._complete(result.c)
             self._took()
         elif code == _TIMEOUT:
-            patience.missed()
+            # one that takes long may be chance; several in a row are not
+            self._misses = min(self._misses + 1, _MISSES_MAX)
+            self._skip = (1 << max(self._misses - 2, 0)) - 1
         self._results.append(result)
-        return pending._ended
+        return transfer._ended
 
     def _until(self, pending: Pending[Any], ends: float | None) -> bool:
         """Steps 2 and 3: waits without the interpreter lock until the request has ended."""

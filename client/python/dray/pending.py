@@ -14,7 +14,6 @@ from . import _library as lib
 from . import errors
 
 if TYPE_CHECKING:
-    from ._waiting import Patience
     from .session import Session
     from .handles import Region, Remote
 
@@ -67,10 +66,6 @@ class Pending(Generic[T]):
     def id(self) -> int:
         """Number of the request at the library; 0 before it is submitted."""
         return self._id
-
-    def _patience(self) -> Patience | None:
-        """Of waits with the interpreter lock held; None: there are none, because it may take long."""
-        return None
 
     def done(self) -> bool:
         """True if the request has ended. Takes what the agent has sent, and does not wait."""
@@ -249,9 +244,6 @@ class Transfer(Lending[Done]):
         self._error: errors.Error | None = None
         self._callbacks: list[Callable[[Any], object]] = []
         self._local, self._remote, self._is_long = local, remote, is_long
-
-    def _patience(self) -> Patience | None:
-        return None if self._is_long else self._client._transfers_wait
 
     def cancel(self, *, wait: bool = True) -> bool:
         """Stops the transfer, which then ends with errors.Cancelled, or as it ended before.

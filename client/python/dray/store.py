@@ -20,7 +20,6 @@ from . import errors
 from .pending import Lending, Pending
 
 if TYPE_CHECKING:
-    from ._waiting import Patience
     from .client import Client
     from .handles import Region
 
@@ -30,10 +29,6 @@ _KEY_MAX, _KEYS_MAX, _COST_MAX = 255, 1024, (1 << 32) - 1
 _RESULT = struct.Struct("=IIQQQII")  # lib.StoreResult
 _WORDS = ctypes.sizeof(lib.StoreItem) // 8  # of an item: each of its fields begins a word of 64 bits
 _PIECE = struct.Struct("=QQQ")  # lib.StoreRange
-# an item, its piece and its key
-_SINGLE = struct.Struct(f"={_WORDS}Q3Q{_KEY_MAX}s")
-_SINGLE_PIECE, _SINGLE_KEY = _WORDS * 8, _WORDS * 8 + _PIECE.size
-_SingleMemory = c_char * _SINGLE.size
 
 
 class Status(enum.IntEnum):
@@ -247,9 +242,6 @@ class _Batch(Lending[Any]):
 
     __slots__ = ()
 
-    def _patience(self) -> Patience | None:
-        return self._client._batches_wait
-
     def _complete(self, c: Any) -> None:
         if not c.status:
             super()._complete(c)
@@ -301,29 +293,8 @@ def _release(client: Client, leases: list[int]) -> None:
     client._request(pending, lib.held.dray_store_release_start, (c_uint64 * len(leases))(*leases), len(leases))
 
 
-def _single(item: Any) -> lib.StoreBatch | None:
-    """The batch of one item with one range, in a third of the time. None: it is something else."""
-    try:
-        key, ranges, cost, block = (*item, 0, 0)[:4] if len(item) in _FIELDS else item
-        (offset, length), = ranges
-        if type(key) is not bytes or not 0 < len(key) <= _KEY_MAX:
-            return None
-        kept = _SingleMemory()
-        start = ctypes.addressof(kept)
-        _SINGLE.pack_into(kept, 0, start + _SINGLE_KEY, len(key), start + _SINGLE_PIECE, 1,
-                          min(int(cost * 1e6), _COST_MAX), block, offset, length, 0, key)
-    except (TypeError, ValueError, OverflowError, struct.error):
-        return None
-    batch = lib.StoreBatch(None, 0, 0, 0, start, 1)
-    batch._keep = kept
-    return batch
-
-
 def _copied(items: list[Any]) -> lib.StoreBatch:
     """The batch of put or get."""
-    single = _single(items[0]) if len(items) == 1 else None
-    if single is not None:
-        return single
     try:
         fields = set(map(len, items))
         if not fields <= _FIELDS:
