@@ -85,6 +85,7 @@ class Rig:
 
     def ask(self, wanted, params, salt=None):
         self.began, self.failures = time.monotonic(), []
+        self.pd.encoded.clear()  # of outputs that came too late before
         failed = self.pd.side.stats.failed
         self.pd.side.stats.failed = lambda name: (self.failures.append(name), failed(name))
         self.pd.add("with", wanted, params, salt=salt)
