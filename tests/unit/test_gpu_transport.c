@@ -670,7 +670,7 @@ static void open_before_its_device(void **state)
 		else
 			object_set_open(&g.rig.core, to->view->o.handle);
 		if (i == REFUSE)
-			xfers_retry(&g.rig.core);
+			xfers_opened(&g.rig.core, to->view->o.handle);
 		gpu_rig_until(&g, 1);
 		assert_int_equal(g.rig.ended[0].code, i == WAIT ? 0 : DRAY_E_UNSUPPORTED);
 		assert_true(i == REFUSE || !memcmp(rig_at(to, 0), rig_at(from, 0), 4096));

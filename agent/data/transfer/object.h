@@ -13,7 +13,7 @@ void object_init(struct object *o, const struct object_view *view);
 /* Publishes a view (borrowed until object_dropped). */
 void object_publish(struct core *c, const struct object_view *view);
 
-/* All memory of the region is open. xfers_retry() follows. */
+/* All memory of the region is open. xfers_opened() follows. */
 void object_set_open(struct core *c, dray_handle region);
 
 /* Sets the object's keys (NULL: none). The reference is consumed, also if the object is unknown. */

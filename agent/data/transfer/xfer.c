@@ -484,21 +484,24 @@ static bool may_end_at_once(const struct xfer *x, const struct object *o)
 	return x->session->handle == dead || x->local->view->session == dead || x->target == o;
 }
 
-/* The end of one transfer may end a session, and with it further transfers of the list. */
-static void stop_users(struct core *c, struct object *o, enum xfer_role role)
+static void stop_user(struct core *c, struct xfer *x, struct object *o)
 {
-	struct dray_list *users = &o->xfers[role], stopped = DRAY_LIST_INIT(stopped);
+	xfer_stop(c, x, o->drop_code, NULL, o->drop_mode == DROP_URGENT && may_end_at_once(x, o));
+}
 
+void xfers_each_of(struct core *c, struct object *o, enum xfer_role role,
+		   void (*fn)(struct core *c, struct xfer *x, struct object *o))
+{
+	struct dray_list *users = &o->xfers[role], seen = DRAY_LIST_INIT(seen);
+
+	/* the end of one transfer may end a session, and with it further transfers of the list */
 	while (!dray_list_empty(users)) {
 		struct dray_list *use = users->next;
-		struct xfer *x = dray_container_of(use - role, struct xfer, uses);
 
-		dray_list_move(&stopped, use);
-		xfer_stop(c, x, o->drop_code, NULL,
-			  o->drop_mode == DROP_URGENT && may_end_at_once(x, o));
+		dray_list_move(&seen, use);
+		fn(c, dray_container_of(use - role, struct xfer, uses), o);
 	}
-	/* those whose slices are still in flight */
-	dray_list_splice(users, &stopped);
+	dray_list_splice(users, &seen);
 }
 
 void object_drop(struct core *c, enum object_kind kind, dray_handle handle, uint32_t code,
@@ -519,7 +522,7 @@ void object_drop(struct core *c, enum object_kind kind, dray_handle handle, uint
 	object_hold(o);
 	if (mode != DROP_RETIRE) {
 		for (enum xfer_role role = 0; role < XFER_ROLES; role++)
-			stop_users(c, o, role);
+			xfers_each_of(c, o, role, stop_user);
 		transports_each(c, i, drop)
 			c->transports[i]->drop(c, c->transport_state[i], o);
 		if (kind == OBJECT_REMOTE && object_is_taken(o))

@@ -71,8 +71,10 @@ void xfer_describe(struct transfer_record *ret, const struct core *c, const stru
 /* Copies the records of the transfers that ended last, at most max, in order of their end. Returns how many. */
 uint32_t xfers_records(const struct core *c, struct transfer_record *to, uint32_t max);
 
-/* A region is open, or a device is up: gives transfers that no transport has reached before it to one, or ends them. */
+/* A device is up: gives transfers that no transport has reached before to one. */
 void xfers_retry(struct core *c);
+/* The same for those of a region that is open now; if no transport can carry one out, it ends. */
+void xfers_opened(struct core *c, dray_handle region);
 
 /* Runs fn on every transfer; fn may stop it. */
 void xfers_each(struct core *c, void (*fn)(struct core *c, struct xfer *x, void *arg), void *arg);

@@ -61,6 +61,10 @@ static inline struct object *xfer_object(const struct xfer *x, enum xfer_role ro
 	return of[role];
 }
 
+/* Runs fn on each transfer that uses the object in the role; fn may stop it. The caller holds the object. */
+void xfers_each_of(struct core *c, struct object *o, enum xfer_role role,
+		   void (*fn)(struct core *c, struct xfer *x, struct object *o));
+
 /* From here on the transfer counts as accepted. */
 static inline void xfer_accept(struct core *c)
 {

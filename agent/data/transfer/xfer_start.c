@@ -322,16 +322,32 @@ void xfer_go(struct core *c, struct xfer *x)
 			xfer_stop(c, x, DRAY_E_NO_MEMORY, "no memory for the transfer", false);
 		return;
 	}
-	/* a word may be seen before the command that tells of its device; else xfers_retry() goes on */
+	/* before, xfers_retry() or xfers_opened() goes on: a word may be seen before the command that tells of its device */
 	if (x->local->open)
 		refuse(c, x);
 }
 
-/* Nothing sets a word for it. */
-static void retry(struct core *c, struct xfer *x, void *arg)
+/* Goes on if it waits for a path, for which no word is set. */
+static void retry_of(struct core *c, struct xfer *x, struct object *o)
 {
 	if (x->state == XFER_WAITING && !x->wait.p && x != x->session->read)
 		xfer_go(c, x);
+}
+
+void xfers_opened(struct core *c, dray_handle region)
+{
+	struct object *o = object_find(c, OBJECT_REGION, region);
+
+	if (!o)
+		return;
+	object_hold(o);
+	xfers_each_of(c, o, XFER_LOCAL, retry_of);
+	object_release(c, o);
+}
+
+static void retry(struct core *c, struct xfer *x, void *arg)
+{
+	retry_of(c, x, x->local);
 }
 
 void xfers_retry(struct core *c)

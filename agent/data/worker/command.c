@@ -183,7 +183,7 @@ static void run_command(struct worker *w, struct command *cmd)
 		break;
 	case COMMAND_OPENED:
 		object_set_open(c, cmd->handle);
-		xfers_retry(c);
+		xfers_opened(c, cmd->handle);
 		break;
 	case COMMAND_KEYS:
 		object_set_keys(c, cmd->kind, cmd->handle, cmd->keys);
