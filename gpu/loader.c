@@ -49,7 +49,7 @@ int gpu_load(const char *path, const struct gpu_plugin_ops **ret, struct dray_er
 	if (!gpu_plugin_path(path, file))
 		return dray_err_set(reterr, -ENOENT, DRAY_E_UNSUPPORTED,
 				    "the CUDA plug-in %s is not there: install it, or build it "
-				    "with a CUDA toolkit",
+				    "with a CUDA toolkit of 12.8 or later",
 				    file);
 	/* RTLD_NOW: a missing symbol fails here, not in the middle of a transfer */
 	library = dlopen(file, RTLD_NOW | RTLD_LOCAL);

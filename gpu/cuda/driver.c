@@ -33,8 +33,11 @@ static int version_check(int version, struct dray_err *reterr)
 		return dray_err_set(
 			reterr, -ENOENT, DRAY_E_UNSUPPORTED,
 			"the NVIDIA driver is for CUDA %d.%d, and this plug-in needs one for CUDA %d.0: "
-			"install a newer driver, or build the plug-in with a toolkit of CUDA %d",
-			version / 1000, version % 1000 / 10, CUDART_VERSION / 1000, version / 1000);
+			"install a newer driver%s",
+			version / 1000, version % 1000 / 10, CUDART_VERSION / 1000,
+			version >= 12000 && CUDART_VERSION >= 13000 ?
+				", or build the plug-in with a toolkit of CUDA 12.8 or 12.9" :
+				"");
 	return 0;
 }
 
@@ -49,16 +52,16 @@ int cuda_driver_load(int *ret_version, struct dray_err *reterr)
 	if (r < 0)
 		return r;
 	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(symbols); i++) {
-		enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
 		void *address = NULL;
 
 		e = cudaGetDriverEntryPointByVersion(symbols[i].name, &address, symbols[i].version,
-						     cudaEnableDefault, &found);
+						     cudaEnableDefault, NULL);
 		if (e != cudaSuccess)
 			return cuda_fail(reterr, e, "the CUDA driver cannot be initialized");
 		if (!address)
 			return dray_err_set(reterr, -ENOENT, DRAY_E_UNSUPPORTED,
-					    "the NVIDIA driver has no %s", symbols[i].name);
+					    "the NVIDIA driver has no %s: install a newer driver",
+					    symbols[i].name);
 		memcpy((char *)&cuda_driver + symbols[i].offset, &address, sizeof(address));
 	}
 	return 0;

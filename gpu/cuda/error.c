@@ -33,6 +33,11 @@ static const struct meaning {
 	{ cudaErrorHostMemoryAlreadyRegistered, -EBUSY, DRAY_E_UNSUPPORTED, NULL },
 	{ cudaErrorNoKernelImageForDevice, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
 	  "this build has no code for this GPU: build the plug-in with a newer CUDA toolkit" },
+	{ cudaErrorInsufficientDriver, -ENOENT, DRAY_E_UNSUPPORTED, "install a newer driver" },
+	{ cudaErrorCompatNotSupportedOnDevice, -ENOENT, DRAY_E_UNSUPPORTED,
+	  "install a newer driver" },
+	{ cudaErrorStubLibrary, -ENOENT, DRAY_E_UNSUPPORTED,
+	  "libcuda.so.1 is the toolkit's stub: install the driver" },
 	{ cudaErrorUnsupportedPtxVersion, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
 	  "install a newer driver for this GPU" },
 };

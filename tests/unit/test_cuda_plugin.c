@@ -265,6 +265,14 @@ static void refuses_drivers(void **state)
 	assert_int_equal(ops->open(&other, &err), -ENOENT);
 	assert_non_null(strstr(err.msg, "for CUDA 11.4"));
 	assert_non_null(strstr(err.msg, "install a newer driver"));
+	assert_null(strstr(err.msg, "toolkit"));
+	/* A plug-in of CUDA 12 works over this driver. */
+	if (!strstr(err.msg, "one for CUDA 12.0")) {
+		driver.version(12040);
+		err = DRAY_ERR_NULL;
+		assert_int_equal(ops->open(&other, &err), -ENOENT);
+		assert_non_null(strstr(err.msg, "toolkit of CUDA 12.8 or 12.9"));
+	}
 	driver.reset();
 	driver.refuse("cuMemMap", NO_DEVICE, 0);
 	err = DRAY_ERR_NULL;
