@@ -52,13 +52,14 @@ int cuda_driver_load(int *ret_version, struct dray_err *reterr)
 	if (r < 0)
 		return r;
 	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(symbols); i++) {
+		enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
 		void *address = NULL;
 
 		e = cudaGetDriverEntryPointByVersion(symbols[i].name, &address, symbols[i].version,
-						     cudaEnableDefault, NULL);
+						     cudaEnableDefault, &found);
 		if (e != cudaSuccess)
 			return cuda_fail(reterr, e, "the CUDA driver cannot be initialized");
-		if (!address)
+		if (found != cudaDriverEntryPointSuccess || !address)
 			return dray_err_set(reterr, -ENOENT, DRAY_E_UNSUPPORTED,
 					    "the NVIDIA driver has no %s: install a newer driver",
 					    symbols[i].name);

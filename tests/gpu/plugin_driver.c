@@ -530,6 +530,6 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **ret, unsig
 		if (!strcmp(name, plugin_driver.failing[i].function) &&
 		    plugin_driver.failing[i].device < 0)
 			*ret = NULL;
-	return since && !ret_found && flags == cudaEnableDefault ? cudaSuccess :
-								   cudaErrorInvalidValue;
+	*ret_found = *ret ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+	return since && flags == cudaEnableDefault ? cudaSuccess : cudaErrorInvalidValue;
 }
