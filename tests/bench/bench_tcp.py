@@ -95,11 +95,11 @@ def measure(records, agents, near, far, direction, shape):
         if size < 64 * c.KIB:
             records.add(f"{direction} {name}, operations", ours / size / 1e3, "k/s",
                         ceiling_name=f"bare socket loop, {STREAMS} streams", ceiling=bare / size / 1e3, ratio=ratio)
-        if shape in SINGLE:
-            answers(records, loop, engine, near, far, ops, f"{direction} {name}", shape, ["--write"] * write)
         bare, ours = (u.a_gigabyte() for u in used)
         records.add(f"{direction} {name}, processor time", ours, "s/GB", ceiling_name="both ends of the loop", ceiling=bare,
                     ratio=ours / bare)
+        if shape in SINGLE:
+            answers(records, loop, engine, near, far, ops, f"{direction} {name}", shape, ["--write"] * write)
 
 
 if __name__ == "__main__":
