@@ -469,10 +469,10 @@ static int metadata_use_check(struct config *c)
 			   config_clip(config_origin(c, KEY(MOONCAKE_METADATA))));
 }
 
-static bool has_put_at(const struct dray_strv *peers, const struct config *c)
+static bool has_peer(const struct dray_strv *peers, const char *address)
 {
 	for (size_t i = 0; i < peers->n; i++)
-		if (!strcmp(peers->v[i], c->v.store.put_at))
+		if (!strcmp(peers->v[i], address))
 			return true;
 	return false;
 }
@@ -482,7 +482,7 @@ static int put_at_peer_check(struct config *c, const struct dray_strv *peers)
 {
 	const char *put_at = c->v.store.put_at;
 
-	if (!names_agent(put_at) || has_put_at(peers, c))
+	if (!names_agent(put_at) || has_peer(peers, put_at))
 		return 0;
 	return config_warn(c,
 			   "%s: store.put_at is %.100s, which is not in store.peers: PUTs stay "
@@ -492,8 +492,8 @@ static int put_at_peer_check(struct config *c, const struct dray_strv *peers)
 
 int config_stay_check(struct config *fresh, const struct config *running, struct dray_err *reterr)
 {
-	/* else cross_check has warned */
-	if (has_put_at(&fresh->v.store.peers, fresh) &&
+	/* otherwise config_cross_check() has warned */
+	if (has_peer(&fresh->v.store.peers, fresh->v.store.put_at) &&
 	    put_at_peer_check(fresh, &running->v.store.peers) < 0)
 		return config_no_memory(reterr);
 	return 0;

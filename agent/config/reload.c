@@ -51,8 +51,9 @@ static bool reloads(const struct config *c, const struct config *fresh, enum dra
 
 /*
  * Only changed values are replaced, because modules and threads may hold pointers to the others. An unchanged value can
- * have a new origin. The new values were checked together, not with the old values that stay, but for config_stay_check(); that is enough,
- * because otherwise check.c compares only keys that need a restart, and whether peer.key_file is set.
+ * have a new origin. The new values were checked together, and config_stay_check() checks store.put_at with the store.peers that
+ * stays. Other checks compare only keys that need a restart, and whether peer.key_file is set, apart from that of store.put_at with
+ * store.lend and store.replicas: where those stay, a new store.put_at has no effect.
  */
 static void take_over(struct config *c, struct config *fresh, const bool keep[DRAY_CONFIG_KEY_N],
 		      const bool differ[DRAY_CONFIG_KEY_N])
