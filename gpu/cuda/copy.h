@@ -51,3 +51,8 @@ struct copy_args {
 	const struct copy_alias *aliases;
 	struct copy_piece few[COPY_FEW];
 };
+
+#ifndef __CUDACC__
+/* The kernel, as a symbol that the runtime knows; C launches it and does not call it. */
+void dray_copy(struct copy_args a);
+#endif

@@ -20,10 +20,6 @@ struct cuda_view {
 	uint32_t slot;
 };
 
-/* copy.cu; only to be launched. */
-struct copy_args;
-void dray_copy(struct copy_args a);
-
 struct cuda_context {
 	CUcontext cu;
 	unsigned refs;

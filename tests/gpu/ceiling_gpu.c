@@ -18,9 +18,6 @@
 #define RUNS_MAX 99u
 #define LATENCY_ROUNDS 4000u
 
-/* gpu/cuda/copy.cu */
-void dray_copy(struct copy_args a);
-
 struct measure {
 	struct lab *l;
 	uint64_t bytes; /* size of each side, and bytes copied in each run */

@@ -274,7 +274,6 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *ret_least, int *ret_greatest)
 }
 
 /* Of the kernel, which is never run. */
-void dray_copy(struct copy_args a);
 void dray_copy(struct copy_args a)
 {
 	abort();
