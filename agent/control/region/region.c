@@ -16,8 +16,8 @@
 /* The longest name of a device in the schema, with its NUL. */
 #define DEVICE_BYTES 65
 
-static void region_finish(void *of);
 static void region_end(struct region *region, uint32_t code, bool urgent);
+static void region_finish(void *of);
 
 static void region_free(struct region *r)
 {
