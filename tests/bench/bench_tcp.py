@@ -60,20 +60,20 @@ class Used:
         return (c.cpu_seconds(*self.pids) - self.since) / (self.bytes / 1e9)
 
 
-def answers(records, loop, engine, near, far, ops, name, shape, args):
-    """Bare requests and answers beside the loop, and beside the agents."""
+def answers(records, loop, n_loop, engine, near, far, ops, name, shape, args):
+    """Bare requests and answers beside the loop, whose rounds have n_loop operations, and beside the agents."""
     depth = shape[3]
     spin = ["--spin"] * (len(os.sched_getaffinity(0)) >= 4 * STREAMS)  # a processor for each thread of both sides, and some to spare
     for threads in 1, STREAMS:
         with c.Tool("ceiling_answers", "--local", c.name_memory(near), "--remote", c.name_memory(far), "--ops", ops, "--depth", depth,
                     "--streams", threads, *args, *spin, fds=[ops, near.fd, far.fd]) as bare:
             what = f"bare requests and answers, {threads} connection{'s' * (threads > 1)}, a thread for each"
-            n, m = c.sized(bare, 64), c.sized(loop, 64)
-            value, ceiling, ratio, spread = c.pairs(lambda: c.rate(loop.ask("run", m)), lambda: c.rate(bare.ask("run", n)), ANSWERS_ROUNDS)
+            n = c.sized(bare, 64)
+            value, ceiling, ratio, spread = c.pairs(lambda: c.rate(loop.ask("run", n_loop)), lambda: c.rate(bare.ask("run", n)), ANSWERS_ROUNDS)
             records.add(f"{name}: {what}", value / 1e9, "GB/s", ceiling_name=f"bare socket loop, {STREAMS} streams", ceiling=ceiling / 1e9,
                         ratio=ratio, spread=spread)
             value, ceiling, ratio, spread = c.pairs(lambda: c.rate(bare.ask("run", n)), lambda: c.rate(engine.ask("run", n)), ANSWERS_ROUNDS)
-            records.add(name, value / 1e9, "GB/s", ceiling_name=what, ceiling=ceiling / 1e9, ratio=ratio, spread=spread)
+            records.add(f"{name}, beside these", value / 1e9, "GB/s", ceiling_name=what, ceiling=ceiling / 1e9, ratio=ratio, spread=spread)
 
 
 def measure(records, agents, near, far, direction, shape):
@@ -99,7 +99,7 @@ def measure(records, agents, near, far, direction, shape):
         records.add(f"{direction} {name}, processor time", ours, "s/GB", ceiling_name="both ends of the loop", ceiling=bare,
                     ratio=ours / bare)
         if shape in SINGLE:
-            answers(records, loop, engine, near, far, ops, f"{direction} {name}", shape, ["--write"] * write)
+            answers(records, loop, n, engine, near, far, ops, f"{direction} {name}", shape, ["--write"] * write)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,6 @@ if __name__ == "__main__" and "DRAY_BENCH_VLLM" not in os.environ:
 import argparse  # noqa: E402
 import contextlib  # noqa: E402
 import json  # noqa: E402
-import signal  # noqa: E402
 import statistics  # noqa: E402
 import time  # noqa: E402
 
@@ -264,13 +263,9 @@ def move(p, d, lengths, stopped=False):
     """Seconds that it takes longer than with cached blocks until the first token of each prompt, all at once."""
     asked = [prompt(length) for length in lengths]
     params = [prefill(p, one)["params"] for one in asked]
-    if stopped:
-        os.killpg(p.process.pid, signal.SIGSTOP)
-    try:
+    with p.stopped() if stopped else contextlib.nullcontext():
         remote = first_tokens([d.start(one, 1, given) for one, given in zip(asked, params)], d)
         cached = first_tokens([d.start(one, 1) for one in asked], d)
-    finally:
-        os.killpg(p.process.pid, signal.SIGCONT)
     return [a - b for a, b in zip(remote, cached)]
 
 

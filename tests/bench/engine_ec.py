@@ -118,7 +118,7 @@ class Pair:
     def first(self, images, ec=None):
         """Seconds from now to PD's first token; and those between, from the time at which PD's scheduler has the request until PD's model
         has its inputs. All that connectors do is in this part."""
-        with self.e.stopped() if self.how in ("local", "files") else contextlib.nullcontext():  # on one host nobody needs E any more
+        with self.e.stopped() if self.how in ("local", "files") else contextlib.nullcontext():  # PD reads E's pool or file without E
             answer = good(self.pd.run(vision.prompt(chance), 1, images=images, ec=ec), self.pd)
         return answer["first"], self.pd.inputs - answer["queued"]
 
@@ -169,8 +169,8 @@ def as_far(pair, values, records):
 
 
 def ratio_of(ours, other):
-    """The ratio of the medians, and the interval in which it lies with a probability of 95 %, whatever the distributions are. Values of the same round
-    belong together, because the machine may be slower in some rounds."""
+    """The ratio of the medians, and its interval of 95 % by bootstrap. Values of the same place in both lists are drawn together, because they were
+    measured in the same turn, and the machine may be slower in some turns."""
     both = list(zip(ours, other))
     drawn = [operator.truediv(*map(statistics.median, zip(*chance.choices(both, k=len(both))))) for _ in range(2000)]
     bounds = statistics.quantiles(drawn, n=40)
@@ -210,10 +210,12 @@ def ec(lab, records, rounds):
     for agent in agents:
         agent.stop()
     for (at, what), size, pair in itertools.product(enumerate(("", ", from PD's scheduler to its model")), SIZES, pairs):
-        values = {other.name: [value[at] for value in found[other.name, size]] for other in pairs}
+        values = {other.name: [value[at] for value in found[other.name, size]] for other in pairs if found[other.name, size]}
+        if pair.name not in values:  # the time for turns was over before
+            continue
         ours, beside, spread = values[pair.name], {}, interval(values[pair.name])
         # ECExampleConnector moves nothing between hosts.
-        others = [other.name for other in pairs if not other.ours and (pair.how == "local" or other.how == "mooncake")]
+        others = [other.name for other in pairs if other.name in values and not other.ours and (pair.how == "local" or other.how == "mooncake")]
         if pair.ours and others:
             best = min(others, key=lambda name: statistics.median(values[name]))
             beside = {"ceiling_name": best, "ceiling": statistics.median(values[best])}
@@ -276,7 +278,7 @@ def ec_hooks(lab, records, rounds):
     import ec_bare
     import torch
 
-    torch.set_num_threads(1)  # those of PyTorch look for work for milliseconds after E's part, and the agents wait for the processors
+    torch.set_num_threads(1)  # more threads of PyTorch would spin for milliseconds after E's part, on processors that the agents need
     inputs = memoryview(bytearray(2 * ec_bare.WIDTH * max(SIZES)))
 
     class Quick(ec_bare.Bare):

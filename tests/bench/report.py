@@ -35,8 +35,9 @@ over as many streams, a thread for each, without requests, answers or frames. Th
 side of loopback share the processors; on a machine with few of them, that limits the figures. On one with many, the loop has a processor for each of
 its threads, while a session has one thread at each agent.
 
-The loop never waits for an answer. With 8 single ones in flight, `ceiling_answers` says what that is worth: two processes that ask for the
-pieces and answer, 8 in flight too, each piece received straight into its place, without agents, checks or an engine."""),
+The loop never waits for an answer. With 8 single ones in flight, `ceiling_answers` says what that is worth: a process asks for the pieces, and one for each
+connection answers, 8 in flight too. Each piece is received straight into its place, without agents, checks or an engine. With eight processors or more,
+both sides spin before they sleep."""),
     ("tcp_options", "Transport tcp, options tried on the bare loop", """\
 Options that transport tcp does not use, measured on the bare socket loop: processor time with the option, beside plain calls for as many
 bytes with `tcp.buffer` at its default. If the receiver is on the same kernel, MSG_ZEROCOPY copies anyway and adds the cost of its
