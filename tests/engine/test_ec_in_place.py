@@ -219,8 +219,11 @@ def test_an_idle_engine_gives_the_place_back(met, monkeypatch):
     e.side._pool.clear()
     e.side._pool.look()
     assert not worker.idle and e.side._pool._read, "the place of an output that the model may read is free"
+    release, idle = mapped.PoolFile.release, []
+    monkeypatch.setattr(mapped.PoolFile, "release", lambda *how: (idle.append(worker.idle), release(*how)))
     worker._mapped._start(mapped._NOW)
     until(lambda: worker.idle, "it was copied")
+    assert idle == [False], "the worker is idle only after it has let go of the place"
     e.side._pool.look()
     assert not e.side._pool._read and is_mapped(pd, "i1")
     pd.run(pd.add("i3", [("i1", 240)]))

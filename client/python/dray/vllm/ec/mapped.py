@@ -50,8 +50,8 @@ class _Mapped:
                 self._copy = torch.empty(self._output.shape, dtype=self._output.dtype)
                 # PyTorch's own copies use all of its threads, which wait for each other on busy processors.
                 ctypes.memmove(self._copy.data_ptr(), self._output.data_ptr(), self._output.nbytes)
-            self.held = False
             self._pool.release(self._start)
+            self.held = False
 
     def replace(self) -> None:
         """The model runner has the copy from now on. In a thread this might bring back what the model runner gives up just now."""
