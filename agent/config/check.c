@@ -477,12 +477,11 @@ static bool has_peer(const struct dray_strv *peers, const char *address)
 	return false;
 }
 
-/* peers: the store.peers in effect. */
-static int put_at_peer_check(struct config *c, const struct dray_strv *peers)
+static int put_at_peer_check(struct config *c)
 {
 	const char *put_at = c->v.store.put_at;
 
-	if (!names_agent(put_at) || has_peer(peers, put_at))
+	if (!names_agent(put_at) || has_peer(&c->v.store.peers, put_at))
 		return 0;
 	return config_warn(c,
 			   "%s: store.put_at is %.100s, which is not in store.peers: PUTs stay "
@@ -490,16 +489,7 @@ static int put_at_peer_check(struct config *c, const struct dray_strv *peers)
 			   config_clip(config_origin(c, KEY(STORE_PUT_AT))), put_at);
 }
 
-int config_stay_check(struct config *fresh, const struct config *running, struct dray_err *reterr)
-{
-	/* otherwise config_cross_check() has warned */
-	if (has_peer(&fresh->v.store.peers, fresh->v.store.put_at) &&
-	    put_at_peer_check(fresh, &running->v.store.peers) < 0)
-		return config_no_memory(reterr);
-	return 0;
-}
-
-int config_cross_check(struct config *c, config_check above, struct dray_err *reterr)
+static int contradictions_check(struct config *c, struct dray_err *reterr)
 {
 	static int (*const checks[])(struct config * c, struct dray_err * reterr) = {
 		heartbeat_check,     peer_backoff_check, probe_backoff_check,
@@ -513,10 +503,28 @@ int config_cross_check(struct config *c, config_check above, struct dray_err *re
 
 		r = config_collect(c, checks[i](c, &why), &why, reterr);
 	}
+	return r;
+}
+
+static int effects_check(struct config *c, struct dray_err *reterr)
+{
+	if (nested_check(c) < 0 || metadata_use_check(c) < 0 || put_at_peer_check(c) < 0)
+		return config_no_memory(reterr);
+	return 0;
+}
+
+int config_combinations_check(struct config *c, struct dray_err *reterr)
+{
+	int r = contradictions_check(c, reterr);
+
+	return r ? r : effects_check(c, reterr);
+}
+
+int config_cross_check(struct config *c, config_check above, struct dray_err *reterr)
+{
+	int r = contradictions_check(c, reterr);
+
 	if (!r)
 		r = forms_check(c, above, reterr);
-	if (!r && (nested_check(c) < 0 || metadata_use_check(c) < 0 ||
-		   put_at_peer_check(c, &c->v.store.peers) < 0))
-		r = config_no_memory(reterr);
-	return r;
+	return r ? r : effects_check(c, reterr);
 }

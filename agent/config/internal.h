@@ -38,8 +38,8 @@ int config_check_forms(const struct dray_config *cfg, enum dray_config_key_id ke
 		       struct dray_err *reterr);
 /* Checks combinations and forms of keys that are not refused yet, and with `above`, unless it is NULL. Collects errors. */
 int config_cross_check(struct config *c, config_check above, struct dray_err *reterr);
-/* Of a reload: warns of new values that do not fit those which stay until a restart. */
-int config_stay_check(struct config *fresh, const struct config *running, struct dray_err *reterr);
+/* Checks combinations of keys alone. Collects errors. */
+int config_combinations_check(struct config *c, struct dray_err *reterr);
 
 int config_env_load(struct config *c, const struct config_args *args, struct dray_err *reterr);
 

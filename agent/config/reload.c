@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -49,11 +50,54 @@ static bool reloads(const struct config *c, const struct config *fresh, enum dra
 	return dray_config_keys[id].reload;
 }
 
+/* Adds to the warnings what is not among them yet. */
+static int warn_until_restart(struct config *c, const struct dray_strv *texts)
+{
+	size_t known = c->warnings.n;
+
+	for (size_t i = 0; i < texts->n; i++) {
+		bool found = false;
+
+		for (size_t k = 0; k < known && !found; k++)
+			found = !strcmp(c->warnings.v[k], texts->v[i]);
+		if (!found && config_warn(c, "until the agent restarts: %s", texts->v[i]) < 0)
+			return -ENOMEM;
+	}
+	return 0;
+}
+
+/*
+ * Warns of values that a reload takes and that do not fit those which stay. That is no error, because they fit after a restart:
+ * all values of `fresh` were checked together.
+ */
+static int mixture_check(const struct config *c, struct config *fresh,
+			 const bool keep[DRAY_CONFIG_KEY_N], struct dray_err *reterr)
+{
+	struct config mixed = *fresh; /* owns only its texts */
+	int r;
+
+	mixed.warnings = mixed.errors = DRAY_STRV_NULL;
+	for (int i = 0; i < DRAY_CONFIG_KEY_N; i++) {
+		const struct dray_config_key *key = &dray_config_keys[i];
+
+		if (!keep[i])
+			continue;
+		memcpy((char *)&mixed.v + key->offset, (const char *)&c->v + key->offset,
+		       key->size);
+		mixed.origin[i] = c->origin[i];
+	}
+	r = config_combinations_check(&mixed, reterr);
+	if (r >= 0 && (warn_until_restart(fresh, &mixed.errors) < 0 ||
+		       warn_until_restart(fresh, &mixed.warnings) < 0))
+		r = config_no_memory(reterr);
+	dray_strv_clear(&mixed.warnings);
+	dray_strv_clear(&mixed.errors);
+	return r;
+}
+
 /*
  * Only changed values are replaced, because modules and threads may hold pointers to the others. An unchanged value can
- * have a new origin. The new values were checked together, and config_stay_check() checks store.put_at with the store.peers that
- * stays. Other checks compare only keys that need a restart, and whether peer.key_file is set, apart from that of store.put_at with
- * store.lend and store.replicas: where those stay, a new store.put_at has no effect.
+ * have a new origin.
  */
 static void take_over(struct config *c, struct config *fresh, const bool keep[DRAY_CONFIG_KEY_N],
 		      const bool differ[DRAY_CONFIG_KEY_N])
@@ -89,7 +133,7 @@ int config_reload(struct config *c, const struct config_args *args, config_prepa
 			ret->applied[ret->n_applied++] = dray_config_keys[i].path;
 	}
 	if (r >= 0)
-		r = config_stay_check(&fresh, c, reterr);
+		r = mixture_check(c, &fresh, keep, reterr);
 	if (r >= 0)
 		r = prepare(arg, &fresh.v, reterr);
 	if (r >= 0)

@@ -125,14 +125,29 @@ def test_none_of_the_peers(pair):
     assert fallbacks(a) == 2
 
 
-def test_peers_of_a_later_start(new_agent, lab):
-    """A reload has another store.peers, which takes a restart, and a store.put_at of it, which does not."""
+PEER = 'peers = [ "127.0.0.1:1" ]; lend = true;'
+
+
+@pytest.mark.parametrize("before, after, warning", [
+    (f"store: {{ {PEER} }};", 'store: { peers = [ "127.0.0.1:2" ]; lend = true; put_at = "127.0.0.1:2"; };',
+     "store.put_at is 127.0.0.1:2, which is not in store.peers"),
+    ('store: { peers = [ "127.0.0.1:1" ]; };', f'store: {{ {PEER} put_at = "127.0.0.1:1"; }};',
+     "store.put_at needs store.peers and store.lend = true"),
+    (f"store: {{ {PEER} replicas = 2; }};", f'store: {{ {PEER} put_at = "127.0.0.1:1"; }};',
+     "store.put_at and store.replicas = 2 exclude each other"),
+    ("limits: { regions = 10; };", "limits: { regions = 30; regions_per_group = 20; };",
+     "limits.regions_per_group (20) is over limits.regions (10)"),
+])
+def test_values_that_fit_those_of_a_later_start(new_agent, lab, before, after, warning):
+    """A reload takes a value, and has another one that takes a restart."""
     file = lab.directory("later") / "dray.conf"
-    file.write_text('store: { peers = [ "127.0.0.1:1" ]; };\n')
-    agent = new_agent(settings=STORE, args=["--allow-insecure", "--config", str(file)])
-    file.write_text('store: { peers = [ "127.0.0.1:2" ]; put_at = "127.0.0.1:2"; };\n')
-    assert "store.put_at" in agent.ctl("reload")
-    assert agent.text().count("store.put_at is 127.0.0.1:2, which is not in store.peers") == 1
+    file.write_text(before)
+    agent = new_agent(args=["--allow-insecure", "--config", str(file)])
+    assert warning not in agent.text()
+    file.write_text(after)
+    agent.ctl("reload")
+    line, = (t for t in agent.text().splitlines() if warning in t)
+    assert f"until the agent restarts: {file}:1: " in line
 
 
 def test_own_agent_by_another_address(new_agent):
