@@ -63,6 +63,7 @@ PLUGIN_TEST := $(B)/tests/gpu/dray-cuda-test.so
 $(call obj,$(SRC_plugin_driver)): CFLAGS_own := -isystem $(CUDA)/include
 $(PLUGIN_TEST): $(CUDA_OBJECTS) $(call obj,$(SRC_plugin_driver)) $(B)/libbase.a
 	$(call link,-shared $^ -ldl)
+$(B)/tests/unit/test_cuda_plugin: | $(PLUGIN_TEST)
 
 $(CEILING): $(call obj,$(SRC_ceiling) gpu/cuda/driver.c gpu/cuda/error.c) $(KERNEL) $(B)/libgpu.a $(B)/libbase.a $(CUDA_RUNTIME)
 	$(call link,-pie $(filter %.o %.a,$^) $(CUDA_LIBS))

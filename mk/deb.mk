@@ -22,7 +22,7 @@ deb:
 		"$$(sed -n 's/^Maintainer: //p' packaging/debian/control)" "$$(date -R -u -d @$$SOURCE_DATE_EPOCH)" >$(DEB_TREE)/debian/changelog
 	@cd $(DEB_TREE) && export MAKEFLAGS='$(filter-out -j% --jobserver%,$(MAKEFLAGS))' DRAY_TOP='$(CURDIR)' && \
 		dpkg-buildpackage --build=binary --no-sign --no-pre-clean $(if $(DEB_HOST),--host-arch=$(DEB_HOST)) \
-		--build-profiles=$(if $(DEB_HOST),cross)$(if $(PLUGIN),pkg.dray.cuda) >../log 2>&1 || { cat ../log; exit 1; }
+		--build-profiles=$(if $(DEB_HOST),cross,$(if $(PLUGIN),pkg.dray.cuda)) >../log 2>&1 || { cat ../log; exit 1; }
 	@ls $(DEB)/*.deb
 
 deb-arm64:
