@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """The store of one agent against memcpy of the same bytes, and beside redis where redis-server is installed: PUT, GET, reads in place and
-EXISTS; its disk tier against fio on the same file system; and GETs from another agent against dray's own transfers of the same bytes, beside
-redis and Mooncake Store; and what it saves to prefer the node's own store for PUTs and GETs. `bench_store.py [PART...]` runs some parts:
-memory, disk, preference, remote."""
+EXISTS; its disk tier against fio on the same file system; and GETs from another agent against dray's own transfers of the same bytes, both by
+bench_remote, beside redis, and in Python beside Mooncake Store; and what it saves to prefer the node's own store for PUTs and GETs.
+`bench_store.py [PART...]` runs some parts: memory, disk, preference, remote."""
 
 import contextlib
 import http.client
@@ -25,27 +25,29 @@ OBJECTS = 64  # of bench_store.c
 ROUNDS = 12  # of writes to the disk tier; memory holds five
 
 
+def serve(stack, options):
+    """Starts redis-server."""
+    server = subprocess.Popen(["redis-server", *options], stdout=subprocess.PIPE, text=True)
+    stack.callback(server.stdout.close)
+    stack.callback(server.wait)
+    stack.callback(server.kill)
+    while "Ready to accept" not in (line := server.stdout.readline()) and "ready to accept" not in line:
+        if not line:
+            raise c.CannotRun("redis-server does not start")
+
+
 class Redis:
     """A server on a socket in a temporary folder, with one object of SIZE bytes."""
 
     def __init__(self, stack):
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         path = f"{folder}/redis.sock"
-        self.serve(stack, ["--port", "0", "--unixsocket", path, "--save", "", "--dir", folder])
+        serve(stack, ["--port", "0", "--unixsocket", path, "--save", "", "--dir", folder])
         self.socket = stack.enter_context(socket.socket(socket.AF_UNIX))
         self.socket.connect(path)
         self.value = bytes(SIZE)
         self.answer = bytearray(SIZE + 64)
         self.put()
-
-    def serve(self, stack, options):
-        server = subprocess.Popen(["redis-server", *options], stdout=subprocess.PIPE, text=True)
-        stack.callback(server.stdout.close)
-        stack.callback(server.wait)
-        stack.callback(server.kill)
-        while "Ready to accept" not in (line := server.stdout.readline()) and "ready to accept" not in line:
-            if not line:
-                raise c.CannotRun("redis-server does not start")
 
     def ask(self, words, length):
         """Sends a command and reads an answer of `length` bytes."""
@@ -194,13 +196,13 @@ def disk(records, lab):
 # --- other agents ---------------------------------------------------------------------------------
 
 # name, bytes of an object, objects in a batch
-REMOTE = (("64 KiB", 64 * c.KIB, 1), ("2 MiB", SIZE, 1), ("16 MiB", 16 * c.MIB, 1), ("64 x 64 KiB in one batch", 64 * c.KIB, 64),
-          ("64 x 2 MiB in one batch", SIZE, 64))
+REMOTE = (("64 KiB", 64 * c.KIB, 1), ("256 KiB", 256 * c.KIB, 1), ("1 MiB", c.MIB, 1), ("2 MiB", SIZE, 1), ("4 MiB", 4 * c.MIB, 1),
+          ("16 MiB", 16 * c.MIB, 1), ("64 x 64 KiB in one batch", 64 * c.KIB, 64), ("64 x 2 MiB in one batch", SIZE, 64))
 SMALL = 4 * c.KIB
 
 
 class Remote:
-    """GETs of what the other agent has, which stays there alone, and reads of the same bytes from a region of a client there."""
+    """GETs of what the other agent has, which stays there alone."""
 
     def __init__(self, lab, stack, lend="false"):
         settings = {"agent.workers": 0, "log.level": "warning", "limits.store_bytes": "1280MiB", "limits.store_bytes_per_owner": "1280MiB",
@@ -209,11 +211,11 @@ class Remote:
         owner = lab.agent("owner", host, listen=(host.v4,), key=lab.key, settings=settings | {"store.lend": "true"}).start()
         reader = lab.agent("reader", host, listen=(host.v4,), key=lab.key, settings=settings | {"store.peers": owner.listen[0], "store.lend": lend}).start()
         harness.until(lambda: any(p["state"] == "ready" for p in reader.ctl("peers", "--json")["peers"]), "the connection of the agents")
+        self.owner, self.reader = owner, reader
         there, here = (stack.enter_context(a.client()) for a in (owner, reader))
         memories = [stack.enter_context(c.dray.Memory(OBJECTS * SIZE)) for _ in range(2)]
         self.far, self.region = there.region(memories[0]), here.region(memories[1])
         self.puts, self.store, self.client = there.store("bench"), here.store("bench"), here
-        self.remote = here.import_token(self.far.export())
         self.pids = [owner.process.pid, reader.process.pid, os.getpid()]
         self.segments = {"there": owner.listen[0], "here": reader.listen[0]}
 
@@ -221,15 +223,11 @@ class Remote:
         self.items = [(b"%d-%d" % (size, i), [(i * size, size)]) for i in range(count)]
         if {r.status for r in self.puts.put(self.far, self.items)} - {c.dray.Status.OK, c.dray.Status.EXISTS}:
             raise c.CannotRun("the owner did not take the objects")
-        self.ops = [(i * size, i * size, size) for i in range(count)]
 
     def get(self):
         got = self.store.get(self.region, self.items)
         if any(r.status != c.dray.Status.OK for r in got):
             raise c.CannotRun(f"a GET from the other agent is {got[0].status.name}")
-
-    def read(self):
-        self.client.read(self.region, self.remote, self.ops).result()
 
 
 class Mooncake:
@@ -276,21 +274,26 @@ class Mooncake:
         return float(line)
 
 
-class RedisOverTcp(Redis):
-    """Its GET of SMALL bytes over loopback."""
+class Gets:
+    """bench_remote between the two agents of a Remote, beside redis where it is installed."""
 
-    def __init__(self, stack):
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
-        self.serve(stack, ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", folder])
-        self.socket = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.value, self.answer = bytes(SMALL), bytearray(SMALL + 64)
-        self.put()
+    def __init__(self, stack, ours):
+        self.redis = c.which("redis-server") is not None
+        port = next(harness.PORTS)
+        if self.redis:
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            serve(stack, ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", folder])
+        self.tool = stack.enter_context(c.Tool("bench_remote", "--socket", ours.reader.socket, "--owner", ours.owner.socket, "--space", "bench",
+                                               "--bytes", OBJECTS * SIZE, *(["--redis", port] if self.redis else []), first=True))
 
-    def get(self):
-        self.ask((b"GET", b"key"), len(b"$%d\r\n" % SMALL) + SMALL + 2)
+    def put(self, size, count):
+        self.tool.tell("size", size)
+        self.tool.ask("put", count)
+
+    def times(self, word, n):
+        """Seconds for each."""
+        answer = self.tool.ask(word, n)
+        return answer["seconds"] / answer["n"]
 
 
 def seconds(what, n):
@@ -300,17 +303,26 @@ def seconds(what, n):
     return c.now() - began
 
 
-def against_transfer(records, ours, name, size, count):
-    ours.put(size, count)
-    n = max(1, int(0.2 / (seconds(ours.get, 3) / 3)))
-    total = n * size * count
-    rate, bare, ratio, spread = c.pairs(lambda: total / seconds(ours.read, n), lambda: total / seconds(ours.get, n))
-    records.add(f"GET from another agent, {name}", rate / 1e9, "GB/s", ceiling_name="dray's transfer of these bytes", ceiling=bare / 1e9, ratio=ratio,
-                target=(">=", 0.85), spread=spread)
+def against_transfer(records, gets, name, size, count):
+    """The same with the CRC-32C that a client would compute afterwards, too."""
+    gets.put(size, count)
+    n = c.sized(gets.tool, 16, "get")
+    rounds = []
+    for i in range(c.PAIRS):
+        words = ("read", "check", "get") if i % 2 else ("get", "check", "read")
+        rounds.append({word: c.rate(gets.tool.ask(word, n)) for word in words})
+    rate, bare, checked = (statistics.median(r[word] for r in rounds) for word in ("get", "read", "check"))
+    for ceiling_name, word, ceiling, target in (("dray's transfer of these bytes", "read", bare, (">=", 0.85)),
+                                                ("the transfer, then CRC-32C", "check", checked, None)):
+        spread = [r["get"] / r[word] for r in rounds]
+        records.add(f"GET from another agent, {name}" if target else f"the same, {name}", rate / 1e9, "GB/s", ceiling_name=ceiling_name,
+                    ceiling=ceiling / 1e9, ratio=statistics.median(spread), target=target, spread=spread)
 
 
-def beside_mooncake(records, ours, theirs, name, size, count):
+def beside_mooncake(records, ours, gets, theirs, name, size, count):
+    """And dray's transfer of these bytes, by C, which no GET is faster than."""
     ours.put(size, count)
+    gets.put(size, count)
     n = max(1, int(0.2 / (seconds(ours.get, 3) / 3)))
     m = max(1, int(0.2 / (theirs.get(size, count, 3) / 3)))
     used, moved = [0, 0], [0, 0]
@@ -328,17 +340,19 @@ def beside_mooncake(records, ours, theirs, name, size, count):
                 target=(">=", 2 if count > 1 else 3), spread=spread)
     own, other = (u / g for u, g in zip(used, moved))
     records.add(f"the same, {name}, processor time", own, "s/GB", ceiling_name="Mooncake Store", ceiling=other, ratio=own / other, target=("<=", 1 / 3))
+    n = c.sized(gets.tool, 16, "read")
+    rate, other, ratio, spread = c.pairs(lambda: m * size * count / theirs.get(size, count, m), lambda: c.rate(gets.tool.ask("read", n)), 7)
+    records.add(f"dray's transfer, {name}, beside Mooncake", rate / 1e9, "GB/s", ceiling_name="Mooncake Store", ceiling=other / 1e9, ratio=ratio, spread=spread)
 
 
-def lone(records, ours, stack):
-    ours.put(SMALL, 1)
-    n = max(1, int(0.2 / (seconds(ours.get, 100) / 100)))
-    us, bare, ratio, spread = c.pairs(lambda: seconds(ours.read, n) / n * 1e6, lambda: seconds(ours.get, n) / n * 1e6)
+def lone(records, gets):
+    gets.put(SMALL, 1)
+    n = c.sized(gets.tool, 64, "get")
+    us, bare, ratio, spread = c.pairs(lambda: gets.times("read", n) * 1e6, lambda: gets.times("get", n) * 1e6)
     records.add("GET from another agent, lone 4 KiB", us, "us", ceiling_name="dray's transfer of these bytes", ceiling=bare, ratio=ratio, spread=spread)
-    if not c.which("redis-server"):
+    if not gets.redis:
         return
-    redis = RedisOverTcp(stack)
-    us, other, ratio, spread = c.pairs(lambda: seconds(redis.get, n) / n * 1e6, lambda: seconds(ours.get, n) / n * 1e6)
+    us, other, ratio, spread = c.pairs(lambda: gets.times("redis", n) * 1e6, lambda: gets.times("get", n) * 1e6)
     records.add("the same, beside redis", us, "us", ceiling_name="redis over TCP", ceiling=other, ratio=ratio, target=("<=", 1), spread=spread)
 
 
@@ -401,16 +415,17 @@ def preference(records, lab):
 def remote(records, lab):
     with contextlib.ExitStack() as stack:
         ours = Remote(lab, stack)
-        lone(records, ours, stack)
+        gets = Gets(stack, ours)
+        lone(records, gets)
         for shape in REMOTE:
-            against_transfer(records, ours, *shape)
+            against_transfer(records, gets, *shape)
         try:
             theirs = Mooncake(stack)
         except c.CannotRun as e:
             print(f"  Mooncake: skipped, {e}")
             return
         for shape in REMOTE:
-            beside_mooncake(records, ours, theirs, *shape)
+            beside_mooncake(records, ours, gets, theirs, *shape)
 
 
 PARTS = {"memory": memory, "disk": disk, "preference": preference, "remote": remote}
