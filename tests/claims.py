@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several runs of pytest share test files out: with DRAY_CLAIMS, a folder of theirs, each run takes the files that no other
-run has claimed. A conftest.py imports pytest_runtestloop from here."""
+run has claimed, and imports only those. A conftest.py imports the two hooks from here."""
 
 import os
 import pathlib
@@ -9,10 +9,17 @@ import pytest
 
 
 @pytest.hookimpl(tryfirst=True)
+def pytest_collection(session):
+    """Leaves nothing to collect before the first test."""
+    if "DRAY_CLAIMS" in os.environ and not session.config.option.collectonly:
+        session.claimable, session.config.args = session.config.args, []
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session):
-    if "DRAY_CLAIMS" not in os.environ or session.testsfailed or session.config.option.collectonly:
+    if not hasattr(session, "claimable"):
         return None
-    items = claimed(session.items, pathlib.Path(os.environ["DRAY_CLAIMS"]))
+    items = claimed(session, pathlib.Path(os.environ["DRAY_CLAIMS"]))
     item = next(items, None)
     while item:
         following = next(items, None)
@@ -21,17 +28,17 @@ def pytest_runtestloop(session):
     return True
 
 
-def claimed(items, folder):
+def claimed(session, folder):
     """The tests of the files that this run claims. It claims a file when it has run the previous one; the longest files
-    come first, because all runs wait for the last file."""
-    mine = {}
-    for item in sorted(items, key=lambda item: -item.path.stat().st_size):
-        name = item.path.stem
-        if name not in mine:
-            try:
-                (folder / name).mkdir()
-                mine[name] = True
-            except FileExistsError:
-                mine[name] = False
-        if mine[name]:
-            yield item
+    come first, because all runs wait for the last file. A file that cannot be imported is a failure among its tests."""
+    collected = 0
+    files = [file for given in session.claimable for file in pathlib.Path(given).glob("test_*.py")]
+    for file in sorted(files, key=lambda file: -file.stat().st_size):
+        try:
+            (folder / file.stem).mkdir()
+        except FileExistsError:
+            continue
+        items = session.perform_collect([str(file)])
+        collected += len(items)
+        session.testscollected = collected
+        yield from items

@@ -13,7 +13,7 @@ sys.path.insert(1, os.path.join(os.path.dirname(__file__), "../../client/python"
 sys.path.append(os.path.join(os.path.dirname(__file__), ".."))
 
 import harness  # noqa: E402
-from claims import pytest_runtestloop  # noqa: E402, F401
+from claims import pytest_collection, pytest_runtestloop  # noqa: E402, F401
 from harness import MIB, STREAMS, Side, noise, nothing_leaked, until  # noqa: E402
 
 # A shell ignores SIGINT for a background job, and child processes would inherit that.

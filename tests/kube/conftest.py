@@ -11,7 +11,7 @@ import pytest
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent))
 
-from claims import pytest_runtestloop  # noqa: E402, F401
+from claims import pytest_collection, pytest_runtestloop  # noqa: E402, F401
 
 MISSING = 3  # exit status of scripts/kube-tools without the packages
 

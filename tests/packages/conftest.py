@@ -6,7 +6,7 @@ import pytest
 
 sys.path.append(os.path.join(os.path.dirname(__file__), ".."))
 
-from claims import pytest_runtestloop  # noqa: E402, F401
+from claims import pytest_collection, pytest_runtestloop  # noqa: E402, F401
 from packages import DEBS, IMAGES, VERSION, folder_for_all, has_cuda, run, unpack_image  # noqa: E402
 
 

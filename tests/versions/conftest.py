@@ -14,7 +14,7 @@ sys.path.insert(1, str(HERE.parents[1] / "client/python"))
 sys.path.append(str(HERE.parent))
 
 import harness  # noqa: E402
-from claims import pytest_runtestloop  # noqa: E402, F401
+from claims import pytest_collection, pytest_runtestloop  # noqa: E402, F401
 
 
 class Release:

@@ -14,7 +14,7 @@ sys.path.insert(1, str(HERE.parents[1] / "client/python"))
 sys.path.append(str(HERE.parent))
 
 import harness  # noqa: E402
-from claims import pytest_runtestloop  # noqa: E402, F401
+from claims import pytest_collection, pytest_runtestloop  # noqa: E402, F401
 
 # long limits: a slow emulator must not look like a dead peer, a lost answer or a hanging transfer
 CALM = {"peer.heartbeat_limit": "20s", "transfer.slice_timeout": "20s", "peer.fence_timeout": "20s", "rdma.timeout": "2s",

@@ -7,7 +7,7 @@ import pytest
 
 sys.path.append(os.path.join(os.path.dirname(__file__), ".."))
 
-from claims import pytest_runtestloop  # noqa: E402, F401
+from claims import pytest_collection, pytest_runtestloop  # noqa: E402, F401
 from wheels import CLIENTS, VERSION, WHEELS, Environment  # noqa: E402
 
 
