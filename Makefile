@@ -98,7 +98,7 @@ help:
 
 # --- compile and link ---------------------------------------------------------------------------
 # A stamp file is rewritten only when its text changes. Objects depend on the flags, archives on the list of sources.
-$(B)/flags: TEXT = $(CC) $(CFLAGS_all) : $(LDFLAGS_all)
+$(B)/flags: TEXT = $(CC) $(CFLAGS_all) : $(LDFLAGS_all) $(PIE)
 $(B)/sources: TEXT = $(SRC)
 $(B)/flags $(B)/sources: FORCE
 	@mkdir -p $(@D)
@@ -122,10 +122,10 @@ define link
 endef
 
 $(B)/drayd: $(call obj,agent/main.c) $(B)/libagent.a $(B)/libnetdetect.a $(B)/libgpu.a $(B)/libbase.a
-	$(call link,-pie $(filter %.o %.a,$^) $(LIBS_agent))
+	$(call link,$(PIE) $(filter %.o %.a,$^) $(LIBS_agent))
 
 $(B)/drayctl: $(call obj,ctl/main.c) $(B)/libctl.a $(B)/libclient.a $(B)/libnetdetect.a $(B)/libgpu.a $(B)/libbase.a
-	$(call link,-pie $(filter %.o %.a,$^) $(LIBS_ctl))
+	$(call link,$(PIE) $(filter %.o %.a,$^) $(LIBS_ctl))
 
 # Manual and completion; schema/drayctl.yaml is their source.
 $(B)/drayctl.1: schema/gen/drayctl.1
@@ -161,7 +161,7 @@ include mk/cuda.mk
 # Tools of the benchmarks, the demo and the integration tests do not link cmocka.
 define tool
 $(B)/tests/$(1)/%: $(O)/tests/$(1)/%.o $(filter-out $(B)/libtest.a,$(ARCHIVES))
-	$$(call link,-pie $$(FUZZLINK) $$(filter %.o,$$^) -Wl$$(,)--start-group $$(filter %.a,$$^) \
+	$$(call link,$(PIE) $$(FUZZLINK) $$(filter %.o,$$^) -Wl$$(,)--start-group $$(filter %.a,$$^) \
 		-Wl$$(,)--end-group $$(LIBS_agent))
 endef
 $(foreach d,bench demo integration,$(eval $(call tool,$(d))))
@@ -196,7 +196,7 @@ $(PRELOADED): $(B)/%.so: %.c $(B)/flags
 # The test engine with GPU memory needs no CUDA toolkit at build time and no GPU to start. Its driver is loaded by Python, too.
 GPU_ENGINE := $(B)/tests/gpu/engine
 $(GPU_ENGINE): $(call obj,$(SRC_gpu_engine)) $(B)/libclient.a $(B)/libbase.a
-	$(call link,-pie $(filter %.o %.a,$^) -ldl)
+	$(call link,$(PIE) $(filter %.o %.a,$^) -ldl)
 SIMULATED_DRIVER := $(B)/tests/gpu/simulated/libcuda.so.1
 $(SIMULATED_DRIVER): tests/gpu/simulated_driver.c tests/gpu/driver.h $(B)/flags
 	@mkdir -p $(@D)
@@ -209,14 +209,14 @@ $(O)/tests/unit/%.o: CFLAGS_own := -Wno-null-dereference
 # Fuzzers use neither drayctl nor libdray, and TSan programs do not use drayctl, so these variants do not build them.
 TEST_ARCHIVES := $(filter-out $(if $(filter tsan fuzz coverage,$(VARIANT)),$(B)/libctl.a) $(if $(filter fuzz coverage,$(VARIANT)),$(B)/libclient.a),$(ARCHIVES))
 $(B)/tests/%: $(O)/tests/%.o $(TEST_ARCHIVES)
-	$(call link,-pie $(FUZZLINK) $< -Wl$(,)--start-group $(TEST_ARCHIVES) -Wl$(,)--end-group \
+	$(call link,$(PIE) $(FUZZLINK) $< -Wl$(,)--start-group $(TEST_ARCHIVES) -Wl$(,)--end-group \
 		$(if $(filter unit/%,$*),$(LIBS_test)) $(LIBS_agent) $(LIBS_ctl))
 
 # For arm64, without the archives of the agent, whose libraries are not there.
 ifeq ($(VARIANT),wheel-aarch64)
 $(ARM64_OBJECTS) $(ARM64_UNIT:build/wheel-aarch64/%=$(O)/%.o): CFLAGS_own := -isystem $(ARM64)/usr/include
 $(ARM64_UNIT): $(B)/%: $(O)/%.o $(ARM64_OBJECTS) $(B)/libdray.so.0 $(B)/libclient.a $(B)/libbase.a
-	$(call link,-pie $^ $(ARM64)/usr/lib/aarch64-linux-gnu/libcmocka.so.0)
+	$(call link,$(PIE) $^ $(ARM64)/usr/lib/aarch64-linux-gnu/libcmocka.so.0)
 endif
 
 .SECONDARY: $(call obj,$(SRC))
