@@ -23,6 +23,7 @@ import ec_sides
 import rig
 import serving
 import vision
+from ec_bare import offered
 from harness import LIMIT, ROOT, until
 from timed import Timed
 from vision_engine import VisionEngine
@@ -111,8 +112,9 @@ class Pair:
         first = good(self.e.run(vision.prompt(chance), 1, images=images, ec=to_e), self.e)
         if self.ours:
             to_pd = first["ec"]
-            for offer in to_pd["dray"]["offers"] if self.how == "tcp" else ():
-                del offer["pool"]  # by which an engine on the same host reads in place
+            if self.how == "tcp":
+                with offered(to_pd) as offer:
+                    del offer["pool"]  # by which an engine on the same host reads in place
         return images, to_pd
 
     def first(self, images, ec=None):

@@ -43,6 +43,15 @@ print(json.dumps(params), file=answers, flush=True)
 sys.stdin.read()"""
 
 
+@contextlib.contextmanager
+def offered(params):
+    """The first offer of ec_transfer_params, which may be changed inside."""
+    texts = params["dray"]["offers"]
+    offer = json.loads(texts[0])
+    yield offer
+    texts[0] = json.dumps(offer)
+
+
 def embeddings(identifier, rows):
     """What the encoder makes of an image."""
     seed = zlib.crc32(identifier.encode())

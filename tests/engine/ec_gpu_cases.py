@@ -13,7 +13,7 @@ import pytest
 from dray import errors
 from dray.vllm.ec import hooks
 from dray.vllm.ec.gpu_pool import GpuPool
-from ec_bare import NO_PIXELS, Bare, encode, images
+from ec_bare import NO_PIXELS, Bare, encode, images, offered
 from fake_gpu import FakeGpus
 from harness import until
 
@@ -71,7 +71,8 @@ def test_outputs_move_between_pools(engine, device_e, device_pd, at, transport):
     pd.side.in_place = False
     for n, wanted in enumerate((images(3, 1), images(1, 2), images(2, 3, most=250), images(3, 1))):
         params = encode(e, f"a{n}", wanted)
-        assert ("pool" in params["dray"]["offers"][0]) == (device_e is None)
+        with offered(params) as offer:
+            assert ("pool" in offer) == (device_e is None)
         assert pd.run(pd.add(f"a{n}", wanted, params, NO_PIXELS, tokens=2))[0] == "LENGTH"
     assert not pd.encoded and sum(pd.side.stats._minute["blocks"]) == 6, "the last request found its outputs in the pool"
     pd.idle()
@@ -142,7 +143,8 @@ def test_wrong_bytes(engine, device_e, device_pd):
     e, pd = engine("e", "ec_producer", device=device_e), engine("pd", "ec_consumer", device=device_pd)
     pd.side.in_place = False
     params = encode(e, "c", [("c", 50)], params={"consumers": 2})
-    (offset, *_), = params["dray"]["offers"][0]["items"].values()
+    with offered(params) as offer:
+        (offset, *_), = offer["items"].values()
     if device_e is None:
         e.side._memory.memory.view[offset + 300] ^= 1
     else:

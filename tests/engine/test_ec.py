@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from dray import errors
 from dray.vllm.ec.secret import Secret
-from ec_bare import NO_PIXELS, Bare, encode, images, making
+from ec_bare import NO_PIXELS, Bare, encode, images, making, offered
 from harness import until
 
 
@@ -127,7 +127,7 @@ def test_an_output_in_the_middle_of_the_pool(engine):
     for name, wanted in (("o1", [("o-first", 60), ("o-middle", 20)]), ("o2", [("o-middle", 20), ("o-large", 200)])):
         params = encode(e, name, wanted)
         assert pd.run(pd.add(name, wanted, params, NO_PIXELS))[0] == "LENGTH"
-        pd.step()
+        pd.idle()
     assert not pd.encoded
 
 
@@ -157,7 +157,8 @@ def test_wrong_bytes(engine):
     e, pd = engine("e", "ec_producer"), engine("pd", "ec_consumer", 1)
     wanted = images(1, 31)
     params = encode(e, "k", wanted, params={"consumers": 2})
-    at, = params["dray"]["offers"][0]["items"].values()
+    with offered(params) as offer:
+        at, = offer["items"].values()
     e.scheduler.ec_connector._memory.memory.view[at[0] + 300] ^= 1
     fails(pd, "k", wanted, params, "io")
     e.idle()
@@ -169,21 +170,22 @@ def test_what_does_not_match_is_refused(pair, what):
     e, pd = pair
     wanted = images(1, "for " + what)
     params = encode(e, "l-" + what, wanted, params={"consumers": 2}, salt="one")
-    offer, how = params["dray"]["offers"][0], {"salt": "one"}
-    (name, values), = offer["items"].items()
-    if what == "model":
-        offer["model"]["dtype"] = "float16"
-    elif what == "rows":
-        values[1] += 1
-    elif what == "width":
-        values[2] *= 2
-    elif what == "version":
-        params["dray"]["version"] = 1
-    elif what == "identifier":  # the output of another image in the place of this one
-        wanted = [(name + "-of-another-tenant", values[1])]
-        offer["items"] = {wanted[0][0]: values}
-    else:
-        how = {"salt": "two"}
+    how = {"salt": "one"}
+    with offered(params) as offer:
+        (name, values), = offer["items"].items()
+        if what == "model":
+            offer["model"]["dtype"] = "float16"
+        elif what == "rows":
+            values[1] += 1
+        elif what == "width":
+            values[2] *= 2
+        elif what == "version":
+            params["dray"]["version"] = 1
+        elif what == "identifier":  # the output of another image in the place of this one
+            wanted = [(name + "-of-another-tenant", values[1])]
+            offer["items"] = {wanted[0][0]: values}
+        else:
+            how = {"salt": "two"}
     error = {"version": "version", "identifier": "denied", "tenant": "denied"}.get(what, "unsupported")
     fails(pd, "l-" + what, wanted, params, error, **how)
     pd.encoded.clear()
@@ -202,13 +204,14 @@ def test_only_an_encoder_with_the_secret_can_place_an_output(engine, tmp_path):
         e.side._secret = None if what == "no secret" else Secret(b"another one") if what == "another secret" else pd.side._secret
         mine, theirs = wanted = [(f"mine {what}", 9), (f"theirs {what}", 9)]
         params = encode(e, what, wanted, salt="one")
-        items = params["dray"]["offers"][0]["items"]
-        if what == "another image":
-            items[mine[0]], items[theirs[0]] = items[theirs[0]], items[mine[0]]
-        elif what == "another place":
-            items[mine[0]][0] += 256
-        elif what == "damaged":
-            items[mine[0]].pop()
+        with offered(params) as offer:
+            items = offer["items"]
+            if what == "another image":
+                items[mine[0]], items[theirs[0]] = items[theirs[0]], items[mine[0]]
+            elif what == "another place":
+                items[mine[0]][0] += 256
+            elif what == "damaged":
+                items[mine[0]].pop()
         fails(pd, what, wanted, params, "invalid" if what == "damaged" else "denied", salt="two" if what == "another tenant" else "one")
     assert len(e.side._grants) == 6
 

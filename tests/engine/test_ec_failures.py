@@ -17,7 +17,7 @@ import time
 import pytest
 from dray.vllm.ec.pool import Shape
 from dray.vllm.ec.secret import Secret
-from ec_bare import ENCODER, NO_PIXELS, Bare, images
+from ec_bare import ENCODER, NO_PIXELS, Bare, images, offered
 from harness import LIMIT, ROOT, Lab, until
 
 DEADLINE, SHORT, LEASE = 12.0, 3.0, 4.0  # the first is longer than an agent tries to connect to another one
@@ -320,7 +320,8 @@ def test_the_pool_of_e_is_full(rig):
 
 def test_wrong_bytes(rig, known):
     wanted, params = rig.offer()
-    at, = params["dray"]["offers"][0]["items"].values()
+    with offered(params) as offer:
+        at, = offer["items"].values()
     rig.e.scheduler.ec_connector._memory.memory.view[at[0] + 300] ^= 1
     rig.ask(wanted, params)
     rig.ends("wrong bytes in E's pool")
@@ -331,14 +332,14 @@ def test_wrong_bytes(rig, known):
 def test_engines_differ(rig, what):
     """The offer is what an encoder with another configuration would send."""
     wanted, params = rig.offer()
-    offer = params["dray"]["offers"][0]
-    (name, values), = offer["items"].items()
-    if what == "model":
-        offer["model"]["model configuration"] = "another"
-    elif what == "dtype":
-        offer["model"]["dtype"] = "float16"
-    else:
-        values[2 if what == "width" else 1] *= 2
+    with offered(params) as offer:
+        (name, values), = offer["items"].items()
+        if what == "model":
+            offer["model"]["model configuration"] = "another"
+        elif what == "dtype":
+            offer["model"]["dtype"] = "float16"
+        else:
+            values[2 if what == "width" else 1] *= 2
     rig.ask(wanted, params)
     rig.ends({"model": "the models differ", "dtype": "the dtypes differ", "width": "the widths differ",
               "number": "the numbers of embeddings differ"}[what])

@@ -19,7 +19,7 @@ from dray.vllm.ec.header import MAGIC
 from dray.vllm.ec.inplace import Opened, PoolFile, Vacate, open_named
 from dray.vllm.ec.pool import Item, Shape
 from dray.vllm.ec.protocol import PoolName
-from ec_bare import ENCODER, NO_PIXELS, encode, images, making
+from ec_bare import ENCODER, NO_PIXELS, encode, images, making, offered
 from harness import until
 from rig import transfers
 
@@ -35,7 +35,7 @@ for line in sys.stdin:
     name, wanted, params = json.loads(line)
     reason, _ = pd.run(pd.add(name, wanted, params, NO_PIXELS))
     pd.idle()
-    until(lambda: pd.side._doors.find(params["dray"]["offers"][0]["pool"][2]), "the pool")
+    until(lambda: pd.side._doors.find(json.loads(params["dray"]["offers"][0])["pool"][2]), "the pool")
     print(json.dumps([reason, os.getpid(), len(pd.side._pool._items)]), file=answers, flush=True)"""
 ANOTHER_NAMESPACE = ["unshare", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]), "--pid", "--fork", "--kill-child", "--mount-proc"]
 ONE = 256 * 512 + 4096  # bytes of a pool for one output of the largest size
@@ -270,7 +270,8 @@ def test_bytes_are_checked_in_place_too(engine):
     e, pd = engine("e", "ec_producer"), engine("pd", "ec_consumer")
     wanted = images(1, 3)
     params = encode(e, "h", wanted, params={"consumers": 2})
-    at, = params["dray"]["offers"][0]["items"].values()
+    with offered(params) as offer:
+        at, = offer["items"].values()
     e.scheduler.ec_connector._memory.memory.view[at[0] + 300] ^= 1
     assert pd.run(pd.add("h", wanted, params))[0] == "LENGTH" and pd.encoded == [wanted[0][0]]
     assert pd.run(pd.add("h-without", wanted, params, NO_PIXELS))[0] == "ERROR"
@@ -284,10 +285,11 @@ def test_a_pool_that_is_not_here(engine, tmp_path, what):
     e, pd = engine("e", "ec_producer"), engine("pd", "ec_consumer")
     wanted = images(1, "not here " + what)
     params = encode(e, "i", wanted)
-    pool = params["dray"]["offers"][0]["pool"]
     fd = os.memfd_create("dray-ec") if what == "a file that is short" else os.open(tmp_path, os.O_RDONLY)
-    pool[:] = {"no process": [(1 << 22) + 1, pool[1]], "no descriptor": [pool[0], 1 << 20],
-               "another pool": [os.getpid(), pd.side._memory.memory.fd]}.get(what, [os.getpid(), fd])
+    with offered(params) as offer:
+        process, number, _ = offer["pool"]
+        offer["pool"] = {"no process": [(1 << 22) + 1, number], "no descriptor": [process, 1 << 20],
+                         "another pool": [os.getpid(), pd.side._memory.memory.fd]}.get(what, [os.getpid(), fd])
     assert pd.run(pd.add("i", wanted, params, NO_PIXELS))[0] == "LENGTH" and not pd.encoded
     assert pd.side._pool._items, "it was pulled"
     os.close(fd)
@@ -408,7 +410,8 @@ def test_a_pool_that_proc_does_not_show(engine, what):
     for name in ("o1", "o2"):
         wanted = images(1, what + name)
         params = encode(e, name, wanted)
-        params["dray"]["offers"][0]["pool"][:2] = [(1 << 22) + 1, 5] if what == "no process" else [os.getpid(), pd.side._memory.memory.fd]
+        with offered(params) as offer:
+            offer["pool"][:2] = [(1 << 22) + 1, 5] if what == "no process" else [os.getpid(), pd.side._memory.memory.fd]
         assert pd.run(pd.add(name, wanted, params, NO_PIXELS))[0] == "LENGTH" and not pd.encoded
         until(lambda: pools(pd.side._doors), "the pool has come")
         pd.idle()

@@ -2,6 +2,7 @@
 """The parts of DrayECConnector that need no engine: places in a pool, headers, the order of those that wait, offers, sizes."""
 
 import contextlib
+import json
 import os
 import random
 import subprocess
@@ -225,23 +226,27 @@ def test_offers_survive_a_router_and_refuse_what_is_damaged():
     assert read_offers(params) == [offer, here] and offered_tokens(params) == ["token"] * 2
     with pytest.raises(errors.Version):
         read_offers({"dray": {**params["dray"], "version": 9}})
-    good = [0, 2, 3, "00" * 16, "00" * 32, 7, 0]
-    read_offers({"dray": {"version": VERSION, "offers": [{**params["dray"]["offers"][0], "items": {"image": good}}]}})
+    good, form = [0, 2, 3, "00" * 16, "00" * 32, 7, 0], json.loads(params["dray"]["offers"][0])
+
+    def read(**changed):
+        return read_offers({"dray": {"version": VERSION, "offers": [json.dumps({**form, **changed})]}})
+
+    read(items={"image": good})
     wrong = ((3, "xx"), (3, "00"), (0, -1), (2, 1 << 41), (1, True), (4, "00"), (5, "7"), (5, 1 << 63), (5, None), (6, -1), (6, True), (6, 1001), (0, 8))
-    for damage in ([], None, {"image": [1, 2, 3]}, {1: good}, {"image": 5}, *({"image": [*good[:at], one, *good[at + 1:]]} for at, one in wrong)):
+    for damage in ([], None, {"image": [1, 2, 3]}, {"image": 5}, *({"image": [*good[:at], one, *good[at + 1:]]} for at, one in wrong)):
         with pytest.raises(errors.Invalid):
-            read_offers({"dray": {"version": VERSION, "offers": [{**params["dray"]["offers"][0], "items": damage}]}})
+            read(items=damage)
     for device in ("gpu", None, 1, []):
         with pytest.raises(errors.Invalid):
-            read_offers({"dray": {"version": VERSION, "offers": [{**params["dray"]["offers"][0], "device": device}]}})
+            read(device=device)
     for pool in (5, [], [7], [-1, 5], [7, True], [7, 5, 1], [7, 5, "0a"], [7, 5, "0A" * 32], [7, 5, "0a" * 32, 1]):
         with pytest.raises(errors.Invalid):
-            read_offers({"dray": {"version": VERSION, "offers": [{**params["dray"]["offers"][0], "pool": pool}]}})
-    for exports in (5, [1], {"0a": 5}, {5: "pool"}, {f"{n}": "pool" for n in range(65)}):
+            read(pool=pool)
+    for exports in (5, [1], {"0a": 5}, {f"{n}": "pool" for n in range(65)}):
         with pytest.raises(errors.Invalid):
-            read_offers({"dray": {"version": VERSION, "offers": [{**params["dray"]["offers"][0], "exports": exports}]}})
-    for other in ({}, {"dray": 1}, {"dray": {"version": VERSION}}, {"dray": {"version": VERSION, "offers": [1]}},
-                  {"dray": {"version": VERSION, "offers": params["dray"]["offers"] * 40}}):
+            read(exports=exports)
+    for other in ({}, {"dray": 1}, {"dray": {"version": VERSION}}, {"dray": {"version": VERSION, "offers": params["dray"]["offers"] * 40}},
+                  *({"dray": {"version": VERSION, "offers": [one]}} for one in (1, form, None, "", "{", "5", "[]", "{}", "{} ", "[" * 100_000, '{"token": ' + "1" * 5000 + "}"))):
         with pytest.raises(errors.Error):
             read_offers(other)
         assert len(offered_tokens(other)) <= 64

@@ -13,7 +13,7 @@ from dray.vllm.ec.pieces import SLOTS, Handout, Pieces, Progress, consumer_windo
 from dray.vllm.ec.pool import Item, Pool, Shape
 from dray.vllm.ec.pool_memory import Seal
 from dray.vllm.ec.protocol import Offered
-from ec_bare import NO_PIXELS, PIXELS, encode, images, making
+from ec_bare import NO_PIXELS, PIXELS, encode, images, making, offered
 from harness import until
 
 SMALL, LARGE = 64 << 10, 4 << 20
@@ -169,7 +169,8 @@ def test_wrong_bytes(engine, what):
     failed = Counter()
     pd.side.stats.failed = lambda name: failed.update([name])
     params = encode(e, "j", [("big", BIG)])
-    (offset, *_), = params["dray"]["offers"][0]["items"].values()
+    with offered(params) as offer:
+        (offset, *_), = offer["items"].values()
     e.side._memory.memory.view[slot(offset, piece_of(encoder_window(SMALL)), 1) + (HEADER + 99 if what == "bytes" else 10)] ^= 1
     assert pd.run(pd.add("j", [("big", BIG)], params))[0] == "LENGTH" and pd.encoded == ["big"]
     assert failed == {"io" if what == "bytes" else "not_found": 1}

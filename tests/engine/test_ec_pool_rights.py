@@ -8,7 +8,7 @@ from dray import errors
 from dray.vllm.ec import consumer as consumer_module, pool_rights
 from dray.vllm.ec.load import Load
 from dray.vllm.ec.pool_rights import PoolExports, PoolRemotes
-from ec_bare import NO_PIXELS, encode, images, making
+from ec_bare import NO_PIXELS, encode, images, making, offered
 from ec_world import Pending
 from harness import until
 
@@ -81,15 +81,21 @@ def scheduled(pd, name):
     return until(step, f"{name} is scheduled")
 
 
+def exports(params):
+    """Tokens of the encoder's pool in its offer, by agent."""
+    with offered(params) as offer:
+        return offer.get("exports", {})
+
+
 @pytest.mark.parametrize("transport", ["local", "tcp"])
 def test_a_consumer_that_is_known_reads_early(engine, agents, transport):
     e = engine("e", "ec_producer")
     pd, early = consumer(engine, "pd", transport)
     params = load(e, pd, "a", images(3, 1))
-    assert early == [False] and "exports" not in params["dray"]["offers"][0]
+    assert early == [False] and not exports(params)
     meet(e, pd, early, "b")
     params = load(e, pd, "c", images(3, 2))
-    assert early[-1] and list(params["dray"]["offers"][0]["exports"]) == [pd.side._client.agent_id.hex()]
+    assert early[-1] and list(exports(params)) == [pd.side._client.agent_id.hex()]
     e.idle()
     pd.idle()
     assert not pd.encoded and len(agents[0].ctl("leases", "--json")["leases"]) == 0
@@ -267,7 +273,7 @@ def test_an_encoder_with_another_session_is_met_again(known, agents):
     agents[0].restart()
     until(lambda: e.side._client.connected, "the encoder's session")
     e.step()
-    assert "exports" not in load(e, pd, "k", images(1, 6))["dray"]["offers"][0]
+    assert not exports(load(e, pd, "k", images(1, 6)))
     meet(e, pd, early, "l")
     assert not pd.encoded
 

@@ -2,11 +2,13 @@
 """What crosses process borders: ec_transfer_params between engines, and metadata between scheduler and workers.
 
 A router copies ec_transfer_params from E's answer into PD's request. If several engines have encoded parts of a request, it
-joins their lists "offers".
+joins their lists "offers". Each offer is a text, because vLLM copies the parameters several times on their way, part by part.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -19,12 +21,13 @@ from .pool_memory import DEVICES
 
 __all__ = ["VERSION", "Offer", "Offered", "Place", "PoolName", "StepMetadata", "WorkerMetadata", "consumers", "offer_params", "offered_tokens", "read_offers"]
 
-VERSION = 4
+VERSION = 5
 _OFFERS_MAX = 64
 _ITEMS_MAX = 4096
 _EXPORTS_MAX = 64
 _CONSUMERS_MAX = 1024
 _MOST = (1 << 40) - 1
+_decode = json.JSONDecoder().raw_decode
 _DOOR, _DIGITS = 64, "0123456789abcdef"  # as door.py makes them
 _FIX = "Let the router copy ec_transfer_params from E's answer into PD's request unchanged."
 
@@ -138,13 +141,13 @@ class Offer(NamedTuple):
 
 def offer_params(offers: Sequence[Offer], segment: str) -> dict[str, Any]:
     """ec_transfer_params of E's answer."""
-    return {"dray": {"version": VERSION, "offers": [
+    return {"dray": {"version": VERSION, "offers": [json.dumps(
         {"engine_id": offer.engine_id, "segment": segment, "token": offer.token, "model": offer.model, "proof": offer.proof,
          "device": offer.device,
          **({"pool": [offer.pool.process, offer.pool.fd, offer.pool.door]} if offer.pool is not None else {}),
          **({"exports": dict(offer.exports)} if offer.exports else {}),
-         "items": {name: [one.offset, one.rows, one.width, one.nonce.hex(), one.digest.hex(), one.number, one.piece] for name, one in offer.items.items()}}
-        for offer in offers]}}
+         "items": {name: [one.offset, one.rows, one.width, one.nonce.hex(), one.digest.hex(), one.number, one.piece] for name, one in offer.items.items()}},
+        separators=(",", ":")) for offer in offers]}}
 
 
 def read_offers(params: Mapping[str, Any]) -> list[Offer]:
@@ -157,19 +160,25 @@ def read_offers(params: Mapping[str, Any]) -> list[Offer]:
         raise errors.Version(f"the other engine's ec_transfer_params have version {dray.get('version')!r:.40}, this one reads {VERSION}",
                              fix="Use the same version of dray-client at both engines.")
     try:
-        forms = dray["offers"]
-        if not isinstance(forms, list) or len(forms) > _OFFERS_MAX or sum(len(form["items"]) for form in forms) > _ITEMS_MAX:
-            raise ValueError(f"a list of up to {_OFFERS_MAX} offers with {_ITEMS_MAX} outputs together is expected")
+        texts = dray["offers"]
+        if not isinstance(texts, list) or len(texts) > _OFFERS_MAX:
+            raise ValueError(f"a list of up to {_OFFERS_MAX} offers is expected")
+        forms = [_form(text) for text in texts]
+        if sum(len(form["items"]) for form in forms) > _ITEMS_MAX:
+            raise ValueError(f"offers with up to {_ITEMS_MAX} outputs together are expected")
         return [_offer(form) for form in forms]
-    except (KeyError, TypeError, ValueError, AttributeError) as e:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as e:
         raise errors.Invalid(f"ec_transfer_params are damaged ({e!r:.200})", fix=_FIX) from None
 
 
 def offered_tokens(params: Mapping[str, Any]) -> list[str]:
     """The rights of offers, even if the rest of them was refused."""
     dray = params.get("dray")
-    forms = dray.get("offers") if isinstance(dray, Mapping) else None
-    tokens = [form.get("token") for form in forms[:_OFFERS_MAX] if isinstance(form, Mapping)] if isinstance(forms, list) else []
+    texts = dray.get("offers") if isinstance(dray, Mapping) else None
+    tokens = []
+    for text in texts[:_OFFERS_MAX] if isinstance(texts, list) else ():
+        with contextlib.suppress(KeyError, TypeError, ValueError, RecursionError):
+            tokens.append(_form(text)["token"])
     return [token for token in tokens if isinstance(token, str)]
 
 
@@ -179,17 +188,25 @@ def consumers(params: Mapping[str, Any] | None) -> int:
     return wanted if type(wanted) is int and 0 < wanted <= _CONSUMERS_MAX else 1
 
 
+def _form(text: str) -> Any:
+    """The content of an offer. TypeError, ValueError, RecursionError."""
+    form, end = _decode(text)  # no white space is around it, which json.loads() would look for
+    if end != len(text):
+        raise ValueError(f"{text[end:]!r:.40} behind an offer")
+    return form
+
+
 def _offer(form: Mapping[str, Any]) -> Offer:
-    model, items, proof, exports = dict(form["model"].items()), form["items"], form.get("proof", ""), dict(form.get("exports", ()))
+    model, items, proof, exports = dict(form["model"].items()), form["items"], form.get("proof", ""), dict(form.get("exports", {}).items())
     offer = Offer(form["engine_id"], form["token"], model, {name: _offered(*one) for name, one in items.items()}, proof,
                   form["device"], _pool(*form["pool"]) if "pool" in form else None, exports)
     if offer.device not in DEVICES:
         raise ValueError(f"a pool on the device {offer.device!r:.40}")
     if len(exports) > _EXPORTS_MAX:
         raise ValueError(f"exports to {len(exports)} agents")
-    texts = (offer.engine_id, offer.token, proof, *model, *model.values(), *items, *exports, *exports.values())
-    if {*map(type, texts)} != {str}:
-        raise ValueError(f"{next(text for text in texts if type(text) is not str)!r:.40} is not a text")
+    for text in (offer.engine_id, offer.token, proof, *model.values(), *exports.values()):  # keys are texts in JSON
+        if type(text) is not str:
+            raise ValueError(f"{text!r:.40} is not a text")
     return offer
 
 
