@@ -215,6 +215,19 @@ def test_a_load_at_once_that_has_ended_needs_no_right(known, monkeypatch):
     assert told == [True]
 
 
+def test_the_step_after_the_tokens_tells_nothing(known, monkeypatch):
+    """The engine may be sending them."""
+    e, pd, early = known
+    told = told_after(pd, monkeypatch)
+    load(e, pd, "t", images(1, 14))
+    pd.step()
+    assert early[-1] and not told and pd.side.busy
+    pd.step()
+    assert told == [True]
+    pd.idle()
+    e.idle()
+
+
 @pytest.mark.parametrize("other", ["an empty step", "tokens of another request"])
 def test_steps_that_are_scheduled_ahead(known, monkeypatch, other):
     """As with asynchronous scheduling: rights are used up after the tokens of the request, and not after those of another step."""

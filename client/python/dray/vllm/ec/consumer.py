@@ -37,7 +37,7 @@ __all__ = ["ConsumerSide"]
 
 _SOON = 0.5  # seconds after which a request that still waits for its outputs keeps their places by the right
 _NO_EXPORT = errors.Revoked, errors.NotFound, errors.Cancelled  # of a transfer, when an export has ended
-_DELIVERY = 0.001  # seconds that the engine gets to deliver the tokens of a request, before its encoder is told that its outputs were read
+_ANSWER = 0.001  # seconds in which an encoder's agent answers, without another step
 
 
 class _Source:
@@ -340,14 +340,15 @@ class ConsumerSide(Reader):
         """A request has the outputs of an offer without its right, which is used up when the step that uses them is over."""
         self._loaded.append((self._step, source))
 
-    def take_output(self, step: int) -> None:
-        super().take_output(step)
-        self._steps_are_over(0, step)
-
     def build(self, output: SchedulerOutput, metadata: StepMetadata) -> None:
         if not output.num_scheduled_tokens:
             self._steps_are_over(metadata.number, metadata.number)  # those before it may be computed now, and have tokens
         super().build(output, metadata)
+
+    def _leave_copied(self, last: int) -> None:
+        super()._leave_copied(last)
+        if self._loaded:
+            self._steps_are_over(0, last)
 
     def _steps_are_over(self, first: int, last: int) -> None:
         """Encoders are told of what was loaded without their rights for these steps."""
@@ -355,13 +356,13 @@ class ConsumerSide(Reader):
         self._loaded = [one for one in self._loaded if not first <= one[0] <= last]
 
     def _poll(self, rest: float, awaited: bool) -> None:
-        tells = bool(self._read or self._has_copied) and self._current is None  # otherwise a request waits for its outputs before this step is scheduled
-        if tells and self._rest.allowed and not self._computed:
-            rest = max(rest, _DELIVERY)
-        self._grants.poll(rest, awaited or tells)
+        tells = bool(self._read) and self._current is None  # otherwise a request waits for its outputs before this step is scheduled
         if tells:
-            self._leave_copied()
             self._tell()
+            if self._rest.allowed and not self._computed:
+                rest = max(rest, _ANSWER)
+        if tells or awaited or not self._sends:
+            self._grants.poll(rest, awaited or tells)
 
     def _on_event(self, event: Any) -> None:
         if isinstance(event, Disconnected):

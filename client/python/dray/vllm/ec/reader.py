@@ -122,7 +122,7 @@ class Reader(ABC):
         self._loads: list[Loading] = []
         self._to_copy: dict[str, Item] = {}  # by the workers, in the step that is being scheduled
         self._copying: deque[tuple[int, list[Item]]] = deque()  # by the workers, by step
-        self._copied = -1  # the last step whose outputs the workers have copied
+        self._copied = self._answered = self._delivered = -1  # the last step whose outputs the workers have copied; now, and in the steps before
         self._step = 0
         self._unavailable: set[str] = set()
         self._computed: set[str] = set()  # requests that were scheduled in the last step
@@ -208,7 +208,7 @@ class Reader(ABC):
                 needed[feature.identifier] = request.get_num_encoder_embeds(index)
         self._learn(want, needed)
         for source in want.sources:
-            if not any(wanted.source is source for wanted in want.missing.values()):
+            if not source.used and not any(wanted.source is source for wanted in want.missing.values()):
                 source.release()
         for index, feature in enumerate(request.mm_features):
             if feature.identifier in needed and feature.identifier not in want.missing and feature.identifier not in want.items and \
@@ -257,7 +257,7 @@ class Reader(ABC):
         want = self._wants.pop(request.request_id, None)
         self._computed.discard(request.request_id)
         if request.status.name not in DELIVERED:
-            self._leave_copied()  # no token is about to be delivered
+            self._leave_copied(self._copied)  # no token is about to be delivered
         if want is not None:
             self._drop(want)
             self._active.pop(request.request_id, None)
@@ -355,7 +355,7 @@ class Reader(ABC):
             return
         if self._pool.taken(shapes):
             return  # until the other one has moved, and those that come later pass this request
-        self._leave_copied()
+        self._leave_copied(self._copied)
         made = self._pool.enter(shapes, want, [wanted.nonce for wanted in want.missing.values()])
         if made is None:
             # What is here is not kept while the request waits for the rest, because two requests might wait for each other.
@@ -412,13 +412,14 @@ class Reader(ABC):
             self._copying.append((self._step, list(self._to_copy.values())))
             self._to_copy = {}
         self._step = metadata.number + 1
+        self._delivered, self._answered = self._answered, self._copied
         self._current = None
         waiting = len(self._active) or len(self._loads)
         asks = any(not source.ready and not source.used for want in self._active.values() for source in want.sources)
         rest = self._rest.seconds(output.total_num_scheduled_tokens, waiting, asks) - self._waited
         self._computed, self._waited = set(output.num_scheduled_tokens), 0.0
+        self._leave_copied(self._delivered)
         self._poll(max(0.0, rest), bool(waiting))
-        self._leave_copied()
         self._go_on()
 
     def _wait(self, want: Want) -> None:
@@ -481,16 +482,21 @@ class Reader(ABC):
                               now - load.began)
 
     def take_output(self, step: int) -> None:
-        """The workers have copied what the steps up to this one use. The engine is about to deliver the tokens of the step, so that the rest is done in the
-        next one."""
+        """The workers have copied what the steps up to this one use. The engine is about to deliver the tokens of the step, and its thread that does so needs the
+        interpreter lock. So the rest is not done in the next step, but in the one after it, before which the engine pauses if it has nothing to compute."""
         self._copied = step
 
     @property
-    def _has_copied(self) -> bool:
-        return bool(self._copying) and self._copying[0][0] <= self._copied
+    def _sends(self) -> bool:
+        """True in the step in which the engine may be sending tokens of a step that has loaded outputs."""
+        return self._answered > self._delivered
 
-    def _leave_copied(self) -> None:
-        while self._has_copied:
+    def _has_copied(self, last: int) -> bool:
+        return bool(self._copying) and self._copying[0][0] <= last
+
+    def _leave_copied(self, last: int) -> None:
+        """Nobody uses what the workers have copied in the steps up to `last`."""
+        while self._has_copied(last):
             number, items = self._copying.popleft()
             for item in items:
                 self._pool.leave(item, number)
@@ -498,7 +504,7 @@ class Reader(ABC):
     @property
     def busy(self) -> bool:
         """True while the engine has to go on stepping, although no request needs it."""
-        return bool(self._loads) or self._has_copied or self._asks()
+        return bool(self._loads) or self._has_copied(self._copied) or self._asks()
 
     @property
     def idle(self) -> bool:
