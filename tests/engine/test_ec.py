@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from dray import errors
+from dray.vllm.ec.load import Load
 from dray.vllm.ec.secret import Secret
 from ec_bare import NO_PIXELS, Bare, encode, images, making, offered
 from harness import until
@@ -129,6 +130,35 @@ def test_an_output_in_the_middle_of_the_pool(engine):
         assert pd.run(pd.add(name, wanted, params, NO_PIXELS))[0] == "LENGTH"
         pd.idle()
     assert not pd.encoded
+
+
+def busy(*arguments, **how):
+    raise errors.Busy("its agent has no room for another transfer")
+
+
+@pytest.mark.parametrize("what", ["a transfer", "room in the pool", "an agent that is busy"])
+def test_steps_wait_for_what_the_session_says(engine, monkeypatch, what):
+    """Of the end of a transfer it does, so that a step without tokens waits until then."""
+    e, pd = engine("e", "ec_producer"), engine("pd", "ec_consumer", 1, transport="tcp")
+    heard, seconds = [], pd.side._rest.seconds
+    pd.side._rest.seconds = lambda tokens, waiting, asks, hears: heard.append((waiting, hears)) or seconds(tokens, waiting, asks, hears)
+    wanted = images(1, "heard " + what)
+    params = encode(e, "h", wanted)
+    with monkeypatch.context() as patch:
+        if what == "a transfer":
+            patch.setattr(Load, "_go_on", lambda *how: None)
+        elif what == "room in the pool":
+            patch.setattr(pd.side._pool, "enter", lambda *how: None)
+        else:
+            patch.setattr(pd.side._client, "read", busy)
+        pd.add("h", wanted, params, NO_PIXELS)
+        until(lambda: pd.step() or (pd.side._loads if what != "room in the pool" else len(pd.side._line)), "the load, or its place in the line")
+        del heard[:]
+        pd.step()
+        assert heard == [(1, what == "a transfer")]
+    assert pd.run("h")[0] == "LENGTH" and not pd.encoded
+    pd.idle()
+    e.idle()
 
 
 def fails(pd, name, wanted, params, *expected, idle=True, **how):

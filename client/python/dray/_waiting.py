@@ -304,7 +304,7 @@ class Waiting:
             poller.register(self._wake[0], select.POLLIN)
             poller.register(self.fileno(), select.POLLIN)
             self._poller = poller
-        for fd, ready in self._poller.poll(None if seconds is None else seconds * 1000 + 1):
+        for fd, ready in self._poller.poll(None if seconds is None else seconds * 1000):  # rounded up to milliseconds
             if fd == self._wake[0] and ready & select.POLLIN:
                 os.read(fd, 64)
 

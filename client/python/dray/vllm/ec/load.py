@@ -105,6 +105,11 @@ class Load:
         """Why an output has not come; None: it has. When the load is over."""
         return self.error
 
+    @property
+    def heard(self) -> bool:
+        """True if a transfer runs, and no next piece is waited for."""
+        return self._transfer is not None and not self._pieces and not self.over
+
     def stop(self) -> None:
         """No request needs the outputs any more."""
         if not self._stopped:

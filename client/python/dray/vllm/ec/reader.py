@@ -62,12 +62,14 @@ class Source(Protocol):
 
 
 class Loading(Protocol):
-    """Outputs that are loaded together. over: nothing more will happen, apart from lent()."""
+    """Outputs that are loaded together. over: nothing more will happen, apart from lent(). heard: the session says when there is something to do for it."""
 
     items: list[Item]
     over: bool
     began: float
 
+    @property
+    def heard(self) -> bool: ...
     def __hash__(self) -> int: ...
     def start(self, client: Client, region: Region, now: float) -> None: ...
     def poll(self, client: Client, region: Region, now: float) -> None: ...
@@ -416,7 +418,8 @@ class Reader(ABC):
         self._current = None
         waiting = len(self._active) or len(self._loads)
         asks = any(not source.ready and not source.used for want in self._active.values() for source in want.sources)
-        rest = self._rest.seconds(output.total_num_scheduled_tokens, waiting, asks) - self._waited
+        heard = not any(want.missing for want in self._active.values()) and all(load.heard for load in self._loads)
+        rest = self._rest.seconds(output.total_num_scheduled_tokens, waiting, asks, heard) - self._waited
         self._computed, self._waited = set(output.num_scheduled_tokens), 0.0
         self._leave_copied(self._delivered)
         self._poll(max(0.0, rest), bool(waiting))

@@ -90,6 +90,10 @@ class _Load:
         """What has been started ends by itself, and nothing else is."""
         self._batch.give_up(errors.Cancelled("no request needs the outputs any more"))
 
+    @property
+    def heard(self) -> bool:
+        return self._batch.lent()
+
     def lent(self) -> bool:
         return self._batch.lent()
 
