@@ -15,6 +15,7 @@
 
 struct asker;
 struct borrowed;
+struct channel;
 struct held_key;
 struct question;
 struct lease;
@@ -24,6 +25,8 @@ struct rail_keys;
 /* What one lookup found: memory of another agent, leased for this; or the bytes themselves. */
 struct store_source {
 	uint8_t *bytes; /* free() frees it; NULL: they are to be read */
+	struct channel *
+		pushed; /* the worker's: they come by it now, in the order of their keys; NULL: they do not */
 	struct remote_view view;
 	struct rail_keys *keys; /* one reference; NULL: no rail reaches all that it has */
 	struct lease *lease; /* the control thread's; NULL: it is given back, or another ask has it */
@@ -39,6 +42,7 @@ struct store_source {
 #define STORE_DIRECT_MAX 4
 struct store_direct {
 	uint32_t n;
+	bool pushes; /* bytes of an object may follow an answer */
 	dray_handle peers[STORE_DIRECT_MAX];
 };
 

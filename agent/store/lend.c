@@ -159,17 +159,27 @@ static void in_memory(struct store_wait *w)
 
 /*
  * Others hold half of an owner's memory at most, so that it can always evict the other half for its own PUTs; and what is held for later
- * takes half of that, because it counts again when it is read. *ret_never: the object is too large for any lease.
+ * takes half of that, because it counts again when it is read.
  */
+static uint64_t owner_lends_most(const struct store_object *o, bool hold)
+{
+	return budget_limit(&o->member->account->budget, RESOURCE_STORE_BYTES) / (hold ? 4 : 2);
+}
+
+static bool owner_lends(const struct store_object *o, bool hold)
+{
+	return o->member->account->store_lent + room(o->policy.bytes) <= owner_lends_most(o, hold);
+}
+
+/* *ret_never: the object is too large for any lease. */
 static bool may_lend(const struct store_loan *l, const struct store_object *o, uint64_t most,
 		     bool *ret_never)
 {
-	const struct owner_account *a = o->member->account;
-	uint64_t bytes = room(o->policy.bytes),
-		 half = budget_limit(&a->budget, RESOURCE_STORE_BYTES) / (l->hold ? 4 : 2);
+	uint64_t bytes = room(o->policy.bytes);
 
-	*ret_never = bytes > half || bytes > store_lend_most(l->store) / (l->hold ? 2 : 1);
-	return bytes <= most && l->bytes <= most - bytes && a->store_lent + bytes <= half &&
+	*ret_never = bytes > owner_lends_most(o, l->hold) ||
+		     bytes > store_lend_most(l->store) / (l->hold ? 2 : 1);
+	return bytes <= most && l->bytes <= most - bytes && owner_lends(o, l->hold) &&
 	       (o->resident || l->n_loads < LOADS_MAX);
 }
 
@@ -254,53 +264,64 @@ bool store_lends(const struct store *s)
 
 /* Holds it. Under the lock. */
 static enum dmsg_store_status find_hold(struct store *s, struct dray_str space,
-					struct store_key key, uint64_t most, struct store_get *g)
+					struct store_key key, uint64_t most, struct store_lent *f)
 {
 	struct store_space *sp = space_find(s, NULL, space);
 	struct store_object *o = sp ? item_find(sp, key) : NULL;
+	struct store_get g = { .object = NULL };
 	enum dmsg_store_status status;
 
 	if (!o)
 		return DMSG_STORE_STATUS_NOT_FOUND;
-	if (o->policy.bytes > most || item_tier(o) != DMSG_STORE_TIER_MEMORY)
+	if (o->policy.bytes > most || item_tier(o) != DMSG_STORE_TIER_MEMORY ||
+	    o->policy.bytes > store_lend_most(s) || !owner_lends(o, false))
 		return DMSG_STORE_STATUS_BUSY;
-	status = item_get(o, NULL, g);
+	status = item_get(o, NULL, &g);
 	if (status)
 		return status;
+	f->object = g.object;
+	o->member->account->store_lent += room(o->policy.bytes);
 	s->totals.lent_objects++;
 	s->totals.lent_bytes += o->policy.bytes;
+	f->p = s->base + store_object_offset(o);
+	f->bytes = o->policy.bytes;
+	f->cost_us = cost_of(o);
 	return status;
 }
 
 enum dmsg_store_status store_find(struct store *s, struct dray_str space, struct store_key key,
-				  uint8_t *to, uint64_t most, struct store_copied *ret)
+				  uint64_t most, struct store_lent *ret)
 {
-	struct store_get g = { .object = NULL };
 	enum dmsg_store_status status;
-	struct store_object *o;
 	struct sum_part sum;
 
+	*ret = (struct store_lent){ .bytes = 0 };
 	pthread_mutex_lock(&s->lock);
-	status = find_hold(s, space, key, most, &g);
-	if (!status) {
-		sum = *sum_part(g.object);
-		ret->cost_us = cost_of(g.object);
-	}
+	status = find_hold(s, space, key, most, ret);
+	if (!status)
+		sum = *sum_part(ret->object);
 	pthread_mutex_unlock(&s->lock);
 	if (status)
 		return status;
-	o = g.object;
-	ret->bytes = o->policy.bytes;
-	memcpy(to, s->base + store_object_offset(o), ret->bytes);
 	if (!sum.known) {
-		sum = (struct sum_part){ dray_crc32c(0, to, ret->bytes), true };
+		sum = (struct sum_part){ dray_crc32c(0, ret->p, ret->bytes), true };
 		pthread_mutex_lock(&s->lock);
-		*sum_part(o) = sum;
+		*sum_part(ret->object) = sum;
 		pthread_mutex_unlock(&s->lock);
 	}
 	ret->crc = sum.crc;
-	store_get_end(&g);
 	return status;
+}
+
+void store_lent_end(struct store_lent *f)
+{
+	struct store_object *o = f->object;
+	struct store *s = store_of(o);
+
+	pthread_mutex_lock(&s->lock);
+	o->member->account->store_lent -= room(o->policy.bytes);
+	item_put(o);
+	pthread_mutex_unlock(&s->lock);
 }
 
 uint64_t store_lend_most(const struct store *s)

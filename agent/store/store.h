@@ -278,15 +278,18 @@ struct store_asker {
 /* Other agents read objects of name spaces with a name. */
 bool store_lends(const struct store *s);
 /*
- * Copies an object in memory, of at most `most` bytes, for another agent, whose owner may use the name space (store_may_use()). Busy:
- * there is one that is not in memory, or larger. ret: its bytes, checksum and cost.
+ * Holds an object in memory, of at most `most` bytes, for another agent, whose owner may use the name space (store_may_use()), until
+ * store_lent_end(). Busy: there is one that is not in memory, is larger, or may not be lent now.
  */
-struct store_copied {
+struct store_lent {
+	struct store_object *object;
+	uint8_t *p;
 	uint64_t bytes;
 	uint32_t crc, cost_us;
 };
 enum dmsg_store_status store_find(struct store *s, struct dray_str space, struct store_key key,
-				  uint8_t *to, uint64_t most, struct store_copied *ret);
+				  uint64_t most, struct store_lent *ret);
+void store_lent_end(struct store_lent *f);
 
 /* --- control thread --- */
 

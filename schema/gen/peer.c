@@ -1383,9 +1383,10 @@ int pmsg_store_lookup_decode(const void *body, size_t len, struct pmsg_store_loo
 	p += 4 + m.keys.n;
 	len -= 4 + m.keys.n;
 	if (len) { /* since minor version 4 */
-		if (len < 4)
+		if (len < 8)
 			return check_short(reterr, "store_lookup");
 		m.flags = dray_le_get32(p + 0);
+		m.room = dray_le_get32(p + 4);
 	}
 	*ret = m;
 	return 0;
@@ -1394,7 +1395,7 @@ int pmsg_store_lookup_decode(const void *body, size_t len, struct pmsg_store_loo
 int pmsg_store_lookup_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct pmsg_store_lookup *m)
 {
-	size_t length = 24;
+	size_t length = 28;
 	uint8_t *p;
 
 	if (m->space.n > 64 || !text_ok(m->space))
@@ -1418,6 +1419,7 @@ int pmsg_store_lookup_encode(void *buf, size_t cap, uint64_t request_id,
 	dray_le_put32(p + 0, m->keys.n);
 	p = put_bytes(p + 4, m->keys.p, m->keys.n);
 	dray_le_put32(p + 0, m->flags);
+	dray_le_put32(p + 4, m->room);
 	return (int)(PMSG_HEADER_SIZE + length);
 }
 

@@ -21,7 +21,9 @@ struct dray_err;
 #define PMSG_FRAME_BYTES_MAX 16777216 /* Payload bytes of one frame. */
 #define PMSG_FIND_MAX 4096 /* Payload bytes of one frame find. */
 #define PMSG_FIND_KEYS_MAX 16 /* Keys of one frame find. */
-#define PMSG_FOUND_BYTES_MAX 65536 /* Bytes of all objects of one frame found. */
+#define PMSG_FOUND_BYTES_MAX 65536 /* Bytes of all objects in one frame found. */
+#define PMSG_FOUND_SEALED_MAX 16384 /* The same, if the find has a room. */
+#define PMSG_FOUND_PUSHED_MAX 1048576 /* Bytes of an object that follows one frame found. */
 /* First word of stream_hello and stream_welcome, DRAS in ASCII. */
 #define PMSG_MAGIC_STREAM 0x53415244u
 #define PMSG_TOKEN_VERSION 1 /* Version of region tokens. */
@@ -46,8 +48,9 @@ enum pmsg_frame_kind {
 	PMSG_FRAME_KIND_FIND = 5,
 	/*
 	 * Answer to find: a store_found for each key, then the bytes of what is found, in a row.
-	 * busy: to be asked for by STORE_LOOKUP. Sealed; no payload when status is not ok. Since
-	 * 1.4.
+	 * busy: to be asked for by STORE_LOOKUP. Sealed; no payload when status is not ok. If the
+	 * find has a room, and what is found is more than found_sealed_max, these bytes are not in
+	 * the payload, but follow the frame, not sealed. Since 1.4.
 	 */
 	PMSG_FRAME_KIND_FOUND = 6,
 };
@@ -131,7 +134,8 @@ const char *pmsg_check_result_name(unsigned int v); /* "?" if unknown */
 #define PMSG_FEATURE_STORE 64u
 #define PMSG_FEATURE_KEEP 128u /* STORE_KEEP, if both sides have store. Since 1.4. */
 #define PMSG_FEATURE_FIND 256u /* Frames find, if both sides have store. Since 1.4. */
-#define PMSG_FEATURE_ALL 511u
+#define PMSG_FEATURE_PUSH 512u /* Frames find with a room, if both sides have find. Since 1.4. */
+#define PMSG_FEATURE_ALL 1023u
 
 /*
  * The objects are looked up again before they are read. What is on disk is busy, and is read into
@@ -1137,7 +1141,7 @@ int pmsg_lease_renew_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct pmsg_lease_renew_reply *m);
 
 #define PMSG_STORE_LOOKUP_MIN 20
-#define PMSG_STORE_LOOKUP_BODY_MAX 60119
+#define PMSG_STORE_LOOKUP_BODY_MAX 60123
 /*
  * Request. Asks for objects of the receiver's store, for a client of the sender. What is found is
  * leased: it is neither evicted nor changed until the lease ends. Sent to agents with the feature
@@ -1157,6 +1161,11 @@ struct pmsg_store_lookup {
 	struct dray_str tenant; /* Tenant of the client. */
 	struct dray_blob keys; /* Up to 512 keys: a byte with the length of each, then the key. */
 	uint32_t flags; /* store_lookup_flag bits. */
+	/*
+	 * Of a frame find for one key: the most bytes, up to found_pushed_max, that may follow its
+	 * answer; a larger object is busy. 0: none may.
+	 */
+	uint32_t room;
 };
 int pmsg_store_lookup_decode(const void *body, size_t len, struct pmsg_store_lookup *ret,
 	struct dray_err *reterr);

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small objects of other agents, which workers ask for on their own data streams, and what is left to the connection of the agents."""
+"""Objects of other agents that workers ask for on their own data streams, and what is left to the connection of the agents."""
 
 import signal
 
 import pytest
 from dray import Status, Tier, errors
-from harness import MIB, until
+from harness import LIMIT, MIB, until
 from test_store import User, counters
 from test_store_peers import UID, agents_that_lend, pair, value_of  # noqa: F401 (a fixture)
 
 ONCE = {"store.keep_copies": "false"}
-SIZES = (1, 4096, 16 * 1024 + 1, 64 * 1024)
+SIZES = (1, 4096, 16 * 1024 + 1, 64 * 1024, 64 * 1024 + 1, 300000, MIB)
 
 
 def found(agent):
@@ -87,8 +87,108 @@ def test_more_room_asks_for_a_lease(pair):  # noqa: F811
         assert there.put(b"key", value_of(b"key", 4096)) == Status.OK
         found_so(reader, here, b"key", value_of(b"key", 4096))
         before = found(reader)
-        assert here.get(b"key", 64 * 1024 + 1) == value_of(b"key", 4096)
+        for _ in range(3):
+            assert here.get(b"key", MIB + 1) == value_of(b"key", 4096)
         assert found(reader) == before
+
+
+def test_object_in_pieces(pair):  # noqa: F811
+    """What follows the answer goes to many ranges, also to more than one transfer's slice has."""
+    owner, reader = pair(reader=ONCE | {"store.peer_timeout": "10s"})
+    value = value_of(b"key", 600000)
+    with User(owner, space="kv") as there, User(reader, space="kv") as here:
+        assert there.put(b"key", value) == Status.OK
+        found_so(reader, here, b"key", value)
+        ranges = [(i * 2000, 1000) for i in range(600)]
+        before = found(reader)
+        got, = here.store.get(here.region, [(b"key", ranges)])
+        assert got.status == Status.OK and got.length == len(value) and found(reader) == before + 1
+        assert b"".join(bytes(here.view[at:at + n]) for at, n in ranges) == value
+
+
+def test_object_that_is_larger_than_the_room(pair):  # noqa: F811
+    owner, reader = pair(reader=ONCE | {"store.peer_timeout": "10s"})
+    with User(owner, space="kv") as there, User(reader, space="kv") as here:
+        for size in (300000, 2 * MIB):
+            assert there.put(b"%d" % size, value_of(b"key", size)) == Status.OK
+        found_so(reader, here, b"300000", value_of(b"key", 300000))
+        for room in (100, 70000, 299999, MIB):
+            key = b"300000" if room < 300000 else b"%d" % (2 * MIB)
+            got, = here.store.get(here.region, [(key, [(0, room)])])
+            assert got.status == Status.TOO_LARGE and got.length == int(key)
+
+
+@pytest.mark.parametrize("how", ["cancel", "deadline", "close"])
+def test_get_ends_while_its_bytes_come(pair, how):  # noqa: F811
+    """Whatever the moment is, nothing is leased afterwards, and the next one is whole."""
+    owner, reader = pair(reader=ONCE | {"store.peer_timeout": "10s"})
+    value = value_of(b"key", MIB)
+    with User(owner, space="kv") as there, User(reader, space="kv") as here:
+        assert there.put(b"key", value) == Status.OK
+        found_so(reader, here, b"key", value)
+        for _ in range(20):
+            if how == "close":
+                with User(reader, space="kv") as other:
+                    other.store.get(other.region, [(b"key", [(0, MIB)])], wait=False)
+                continue
+            one = here.store.get(here.region, [(b"key", [(0, MIB)])], wait=False, deadline=0.001 if how == "deadline" else None)
+            if how == "cancel":
+                one.cancel()
+            else:
+                assert one.exception() is None or isinstance(one.exception(), errors.Deadline)
+        until(lambda: counters(owner)["dray_store_lent_bytes"] == 0, "nothing is leased")
+        found_so(reader, here, b"key", value)
+
+
+def test_many_at_once(pair):  # noqa: F811
+    """More than the streams have room for: each has its bytes, whichever way they come."""
+    owner, reader = pair(owner={"limits.store_bytes": "64MiB", "limits.store_bytes_per_owner": "64MiB"}, reader=ONCE | {"store.peer_timeout": "10s"})
+    with User(owner, 16 * MIB, space="kv") as there, User(reader, 16 * MIB, space="kv") as here:
+        for i in range(16):
+            assert there.put(b"%d" % i, value_of(i, MIB - i)) == Status.OK
+        found_so(reader, here, b"0", value_of(0, MIB))
+        for _ in range(4):
+            pending = [here.store.get(here.region, [(b"%d" % i, [(i * MIB, MIB)])], wait=False) for i in range(16)]
+            assert [one.result(LIMIT)[0].status for one in pending] == [Status.OK] * 16
+            assert all(bytes(here.view[i * MIB:(i + 1) * MIB - i]) == value_of(i, MIB - i) for i in range(16))
+        until(lambda: counters(owner)["dray_store_lent_bytes"] == 0, "nothing is leased")
+
+
+@pytest.mark.parametrize("who", ["owner", "reader"])
+def test_an_agent_is_killed_while_bytes_come(pair, who):  # noqa: F811
+    """The owner holds nothing for a reader that is gone; what an owner has not sent is lost, or not found."""
+    owner, reader = pair(reader=ONCE | {"store.peer_timeout": "10s"})
+    value = value_of(b"key", MIB)
+    with User(owner, space="kv") as there, User(reader, space="kv") as here:
+        assert there.put(b"key", value) == Status.OK
+        found_so(reader, here, b"key", value)
+        pending = [here.store.get(here.region, [(b"key", [(i * MIB, MIB)])], wait=False) for i in range(4)]
+        (owner if who == "owner" else reader).kill()
+        if who == "owner":
+            for i, one in enumerate(pending):
+                got, = one.result(LIMIT)
+                assert got.status in (Status.OK, Status.LOST, Status.NOT_FOUND, Status.BUSY)
+                assert got.status != Status.OK or bytes(here.view[i * MIB:(i + 1) * MIB]) == value
+        else:
+            until(lambda: counters(owner)["dray_store_lent_bytes"] == 0, "nothing is leased")
+            assert there.get(b"key") == value
+    (owner if who == "owner" else reader).restart()
+
+
+def test_more_than_may_be_lent(pair):  # noqa: F811
+    """Others hold at most half of the owner's 8 MiB: the rest is busy, or comes later, and nothing stays held."""
+    owner, reader = pair(owner={"limits.store_bytes": "8MiB", "limits.store_bytes_per_owner": "8MiB"}, reader=ONCE | {"store.peer_timeout": "10s"})
+    value = value_of(b"key", MIB)
+    with User(owner, space="kv") as there, User(reader, 16 * MIB, space="kv") as here:
+        assert there.put(b"key", value) == Status.OK
+        found_so(reader, here, b"key", value)
+        pending = [here.store.get(here.region, [(b"key", [(i * MIB, MIB)])], wait=False) for i in range(8)]
+        for i, one in enumerate(pending):
+            got, = one.result(LIMIT)
+            assert got.status in (Status.OK, Status.BUSY)
+            assert got.status != Status.OK or bytes(here.view[i * MIB:(i + 1) * MIB]) == value
+        found_so(reader, here, b"key", value)
+        until(lambda: counters(owner)["dray_store_lent_bytes"] == 0, "nothing is leased")
 
 
 def test_on_disk(pair, lab):  # noqa: F811

@@ -2191,7 +2191,7 @@ static const char *check_pmsg_hello(const void *body, size_t len)
 		return "major_max";
 	if (m.heartbeat_ms != UINT32_C(0x6d665f58))
 		return "heartbeat_ms";
-	if (m.features != UINT64_C(0x1ff))
+	if (m.features != UINT64_C(0x3ff))
 		return "features";
 	if (memcmp(m.agent_id, "\222\231\240\247\256\265\274\303\312\321\330\337\346\355\364\373", 16))
 		return "agent_id";
@@ -2212,7 +2212,7 @@ static int encode_pmsg_hello(void *buf, size_t cap)
 		.major_min = UINT8_C(0x1),
 		.major_max = UINT8_C(0x1e),
 		.heartbeat_ms = UINT32_C(0x6d665f58),
-		.features = UINT64_C(0x1ff),
+		.features = UINT64_C(0x3ff),
 		.agent_id = { 146, 153, 160, 167, 174, 181, 188, 195, 202, 209, 216, 223, 230, 237, 244, 251 },
 		.incarnation = UINT64_C(0xe0d9d2cbc4bdb6af),
 		.nonce = { 204, 211, 218, 225, 232, 239, 246, 253, 4, 11, 18, 25, 32, 39, 46, 53 },
@@ -3261,6 +3261,8 @@ static const char *check_pmsg_store_lookup(const void *body, size_t len)
 		return "keys";
 	if (m.flags != UINT32_C(0x3))
 		return "flags";
+	if (m.room != UINT32_C(0xc4bdb6af))
+		return "room";
 	return NULL;
 }
 
@@ -3273,6 +3275,7 @@ static int encode_pmsg_store_lookup(void *buf, size_t cap)
 		.tenant = { "\164\145\156\141\156\164\040\303\274\342\234\223\040\360\237\233\222", 17 },
 		.keys = { (const uint8_t *)"\165\174\203\212\221\230\237\246\255\264\273\302\311\320\327\336\345\354\363\372\001\010\017\026\035\044\053\062\071\100\107\116\125\134\143\152\161\170\177\206\215\224\233\242", 44 },
 		.flags = UINT32_C(0x3),
+		.room = UINT32_C(0xc4bdb6af),
 	};
 
 	return pmsg_store_lookup_encode(buf, cap, VECTOR_REQUEST_ID, &m);
@@ -4585,7 +4588,7 @@ const struct vector vectors[] = {
 	  check_pmsg_lease_renew, encode_pmsg_lease_renew, encode_empty_pmsg_lease_renew, 0, NULL },
 	{ VECTOR_PEER, PMSG_LEASE_RENEW_REPLY, "lease_renew_reply", 4, PMSG_LEASE_RENEW_REPLY_BODY_MAX,
 	  check_pmsg_lease_renew_reply, encode_pmsg_lease_renew_reply, encode_empty_pmsg_lease_renew_reply, 0, NULL },
-	{ VECTOR_PEER, PMSG_STORE_LOOKUP, "store_lookup", 24, PMSG_STORE_LOOKUP_BODY_MAX,
+	{ VECTOR_PEER, PMSG_STORE_LOOKUP, "store_lookup", 28, PMSG_STORE_LOOKUP_BODY_MAX,
 	  check_pmsg_store_lookup, encode_pmsg_store_lookup, encode_empty_pmsg_store_lookup, 1, (const size_t[]){ 97 } },
 	{ VECTOR_PEER, PMSG_STORE_LOOKUP_REPLY, "store_lookup_reply", 28, PMSG_STORE_LOOKUP_REPLY_BODY_MAX,
 	  check_pmsg_store_lookup_reply, encode_pmsg_store_lookup_reply, encode_empty_pmsg_store_lookup_reply, 1, (const size_t[]){ 116 } },
@@ -4881,7 +4884,7 @@ const struct vector_poke vector_pokes[] = {
 	{ &vectors[67], "region_lost.message", 16, 1, UINT64_C(0x80), DRAY_E_INVALID },
 	{ &vectors[67], "region_lost.message", 16, 1, UINT64_C(0xff), DRAY_E_INVALID },
 	{ &vectors[68], "hello.reserved", 2, 1, UINT64_C(0xff), 0 },
-	{ &vectors[68], "hello.features", 8, 8, UINT64_C(0x200), 0 },
+	{ &vectors[68], "hello.features", 8, 8, UINT64_C(0x400), 0 },
 	{ &vectors[68], "hello.features", 8, 8, UINT64_C(0x8000000000000000), 0 },
 	{ &vectors[68], "hello.segment", 60, 1, UINT64_C(0x0), DRAY_E_INVALID },
 	{ &vectors[68], "hello.segment", 60, 1, UINT64_C(0xa), DRAY_E_INVALID },

@@ -22,7 +22,7 @@ static struct {
 } owner;
 
 static uint32_t find(struct core *c, const struct peer_link *link, const uint8_t *question,
-		     size_t n, uint8_t *found, size_t *ret_n)
+		     size_t n, uint8_t *found, size_t *ret_n, struct pushed **ret_pushed)
 {
 	assert_int_equal(link->peer, LAB_PEER);
 	owner.n++;
@@ -51,12 +51,13 @@ struct question {
 	uint8_t found[FOUND_MAX + SEAL_BYTES];
 };
 
-static void ended(struct core *c, struct seek *k, uint32_t code)
+static uint64_t ended(struct core *c, struct seek *k, uint32_t code)
 {
 	struct question *q = dray_container_of(k, struct question, seek);
 
 	assert_int_equal(q->code, NONE);
 	q->code = code;
+	return 0;
 }
 
 static void ask(struct question *q, size_t n)

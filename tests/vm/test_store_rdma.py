@@ -162,13 +162,16 @@ def test_batches_of_two_readers(stores):
 
 @pytest.mark.parametrize("side", ["owner", "reader"])
 def test_one_side_without_rails(stores, side):
-    """Objects come by TCP, as from an agent of an earlier release."""
-    s = stores(**{side: {"rdma.enable": "false"}})
-    there, here = s.users(MIB)
+    """Objects come by TCP, as from an agent of an earlier release; and behind an answer, if there is no more room than for them."""
+    how = {"owner": {}, "reader": {"store.keep_copies": "false"}}
+    how[side]["rdma.enable"] = "false"
+    s = stores(**how)
+    there, here = s.users(4 * MIB)
     with there, here:
         for n in range(3):
             assert there.put(b"%d" % n, value_of(b"%d" % n)) == Status.OK
             assert load(here, b"%d" % n) == value_of(b"%d" % n)
+        until(lambda: load(here, b"0", 300_000) == value_of(b"0") and counters(s.reader)["dray_store_remote_found_total"], "an object behind its answer")
         assert set(moved(s.reader)) == {"tcp"}
         released(s.owner)
 

@@ -2937,7 +2937,9 @@ PEER_SEGS_MAX = 256  # Segments of one frame.
 PEER_FRAME_BYTES_MAX = 16777216  # Payload bytes of one frame.
 PEER_FIND_MAX = 4096  # Payload bytes of one frame find.
 PEER_FIND_KEYS_MAX = 16  # Keys of one frame find.
-PEER_FOUND_BYTES_MAX = 65536  # Bytes of all objects of one frame found.
+PEER_FOUND_BYTES_MAX = 65536  # Bytes of all objects in one frame found.
+PEER_FOUND_SEALED_MAX = 16384  # The same, if the find has a room.
+PEER_FOUND_PUSHED_MAX = 1048576  # Bytes of an object that follows one frame found.
 PEER_MAGIC_STREAM = 1396789828  # First word of stream_hello and stream_welcome, DRAS in ASCII.
 PEER_TOKEN_VERSION = 1  # Version of region tokens.
 PEER_TOKEN_SEGMENT_MAX = 108  # Bytes of the segment in a region token.
@@ -2951,7 +2953,9 @@ PEER_FRAME_KIND_READ_DATA = 4  # length bytes of payload; 0 when status is not o
 # Sent to agents with the feature find. Since 1.4.
 PEER_FRAME_KIND_FIND = 5
 # Answer to find: a store_found for each key, then the bytes of what is found, in a row. busy: to be
-# asked for by STORE_LOOKUP. Sealed; no payload when status is not ok. Since 1.4.
+# asked for by STORE_LOOKUP. Sealed; no payload when status is not ok. If the find has a room, and
+# what is found is more than found_sealed_max, these bytes are not in the payload, but follow the
+# frame, not sealed. Since 1.4.
 PEER_FRAME_KIND_FOUND = 6
 PEER_FRAME_KIND_NAMES = {1: "write", 2: "read", 3: "write_ack", 4: "read_data", 5: "find", 6: "found"}
 
@@ -3012,7 +3016,8 @@ PEER_FEATURE_CHECK = 32  # CHECK. Since 1.4.
 PEER_FEATURE_STORE = 64  # STORE_LOOKUP, which an agent that lends nothing refuses. Since 1.4.
 PEER_FEATURE_KEEP = 128  # STORE_KEEP, if both sides have store. Since 1.4.
 PEER_FEATURE_FIND = 256  # Frames find, if both sides have store. Since 1.4.
-PEER_FEATURE_ALL = 511
+PEER_FEATURE_PUSH = 512  # Frames find with a room, if both sides have find. Since 1.4.
+PEER_FEATURE_ALL = 1023
 
 # The objects are looked up again before they are read. What is on disk is busy, and is read into
 # memory meanwhile; and such lookups together lease half of what others may, so that what they hold
@@ -4098,19 +4103,20 @@ def peer_unpack_lease_renew_reply(body):
 # Asks for objects of the receiver's store, for a client of the sender. What is found is leased: it
 # is neither evicted nor changed until the lease ends. Sent to agents with the feature store.
 # Refused with denied by an agent that has no key and does not allow that. Since 1.4.
-PeerStoreLookup = namedtuple("PeerStoreLookup", "uid lease_ms space tenant keys flags")
+PeerStoreLookup = namedtuple("PeerStoreLookup", "uid lease_ms space tenant keys flags room")
 _PEER_STORE_LOOKUP_0 = Struct("<III")
-_PEER_STORE_LOOKUP_3 = Struct("<I")
+_PEER_STORE_LOOKUP_3 = Struct("<II")
 
 
-def peer_pack_store_lookup(request_id=0, uid=0, lease_ms=0, space="", tenant="", keys=b"", flags=0):
+def peer_pack_store_lookup(request_id=0, uid=0, lease_ms=0, space="", tenant="", keys=b"", flags=0,
+                           room=0):
     space = _put_text("store_lookup.space", space, 64, True)
     tenant = _put_text("store_lookup.tenant", tenant, 31, True)
     keys = _put_blob("store_lookup.keys", keys, 60000)
     return peer_build(PEER_MSG_STORE_LOOKUP, request_id,
                       _PEER_STORE_LOOKUP_0.pack(uid, lease_ms, len(space)), space,
                       _U32.pack(len(tenant)), tenant, _U32.pack(len(keys)), keys,
-                      _PEER_STORE_LOOKUP_3.pack(flags))
+                      _PEER_STORE_LOOKUP_3.pack(flags, room))
 
 
 def peer_unpack_store_lookup(body):
@@ -4153,13 +4159,14 @@ def peer_unpack_store_lookup(body):
     at += n
     left -= n
     flags = 0
+    room = 0
     if left:  # since minor version 4
-        if left < 4:
+        if left < 8:
             raise _short("store_lookup")
-        flags, = _PEER_STORE_LOOKUP_3.unpack_from(body, at)
-        at += 4
-        left -= 4
-    return PeerStoreLookup(uid, lease_ms, space, tenant, keys, flags)
+        (flags, room) = _PEER_STORE_LOOKUP_3.unpack_from(body, at)
+        at += 8
+        left -= 8
+    return PeerStoreLookup(uid, lease_ms, space, tenant, keys, flags, room)
 
 
 # The objects, in the order of the keys. Frames read them under the grant, which covers these bytes

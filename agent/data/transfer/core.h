@@ -62,6 +62,8 @@ struct object {
 	bool pinned; /* regions of host memory: GPUs reach it */
 	enum drop_mode drop_mode;
 	bool no_window; /* remotes: its owner does not stage it */
+	/* remotes: where the bytes come without being asked for; NULL: they are read */
+	struct channel *pushed;
 	/* regions, remotes: how RDMA devices name it; NULL: they do not. One reference */
 	struct rail_keys *keys;
 	/*
@@ -122,6 +124,7 @@ struct channel {
 	void *owner;            /* the transport's: what the channel is a part of */
 	enum dmsg_class class;
 	uint8_t gpu_path; /* enum dmsg_gpu_path of all on it; none: as the transfer's memory says */
+	bool pushed; /* its bytes come unasked: slices are not held back by the limit of their session */
 	struct dray_list flows; /* with something to send, in round-robin order */
 	struct dray_list all;   /* every flow on it */
 };
@@ -234,10 +237,25 @@ struct seek {
 	struct dray_list link; /* the transport's */
 	const uint8_t *find;   /* body of the frame */
 	size_t n_find;
-	uint8_t *found; /* that of its answer; room for FOUND_MAX and a seal */
+	enum dmsg_class class; /* of its stream */
+	uint64_t room;         /* for bytes that follow the answer; 0: none do */
+	uint8_t *found;        /* that of its answer; room for FOUND_MAX and a seal */
 	size_t n_found;
-	/* It was answered with this code; peer_lost: it was not, and will not be. */
-	void (*ended)(struct core *c, struct seek *k, uint32_t code);
+	/* Where bytes that follow the answer come: those of a transfer on this channel that begins inside of ended(), in their order. */
+	struct channel *pushed;
+	/*
+	 * It was answered with this code; peer_lost: it was not, and will not be. Returns how many bytes follow the answer; SEEK_BROKEN: the
+	 * answer does not tell. What no transfer takes is discarded.
+	 */
+	uint64_t (*ended)(struct core *c, struct seek *k, uint32_t code);
+};
+#define SEEK_BROKEN UINT64_MAX
+
+/* Bytes that follow an answer, from where they lie. */
+struct pushed {
+	struct iovec v;
+	/* They have been sent, or will not be: frees it. */
+	void (*end)(struct pushed *p);
 };
 
 /* Functions of the worker that transfers and transports call. */
@@ -262,11 +280,11 @@ struct core_upcalls {
 	 */
 	int (*flush_rdma)(struct core *c, unsigned device);
 	/*
-	 * A peer asks for objects of the store: the body of a frame find. Writes that of a frame found, of FOUND_MAX bytes at most. An error
-	 * code, or 0. May be NULL.
+	 * A peer asks for objects of the store: the body of a frame find. Writes that of a frame found, of FOUND_MAX bytes at most, and says
+	 * what follows it (NULL: nothing). An error code, or 0. May be NULL.
 	 */
 	uint32_t (*find)(struct core *c, const struct peer_link *link, const uint8_t *find,
-			 size_t n, uint8_t *found, size_t *ret_n);
+			 size_t n, uint8_t *found, size_t *ret_n, struct pushed **ret_pushed);
 };
 
 #define TRANSPORTS_MAX 5

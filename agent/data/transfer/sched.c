@@ -141,6 +141,13 @@ static void flow_free(struct flow *f)
 	free(f);
 }
 
+struct xfer *channel_first(const struct channel *ch)
+{
+	const struct flow *f = dray_list_first(&ch->flows, struct flow, link);
+
+	return f ? flow_shortest(f) : NULL;
+}
+
 void channel_deinit(struct channel *ch)
 {
 	dray_list_for_each(&ch->all, f, struct flow, channel_link) {
@@ -196,6 +203,13 @@ static void kick(struct core *c, const struct xfer *x, struct channel *ch)
 		ch->ops->kick(c, c->transport_state[x->transport_index], ch);
 }
 
+/* Its session is below its limit of slices, or these bytes come anyway. */
+static bool may_send(const struct core *c, const struct flow *f)
+{
+	return f->channel->pushed ||
+	       f->session->slices[f->channel->class] < c->cfg.slices_per_session;
+}
+
 int sched_enqueue(struct core *c, struct xfer *x)
 {
 	struct channel *ch = x->channel;
@@ -204,7 +218,7 @@ int sched_enqueue(struct core *c, struct xfer *x)
 	if (!f || join(f, x, c->cfg.slice_size) < 0)
 		return -ENOMEM;
 	/* a session at its limit of slices gets its flow back when one of them ends (session_resume) */
-	if (dray_list_empty(&f->link) && x->session->slices[ch->class] < c->cfg.slices_per_session)
+	if (dray_list_empty(&f->link) && may_send(c, f))
 		dray_list_add(&ch->flows, &f->link);
 	kick(c, x, ch);
 	return 0;
@@ -349,7 +363,7 @@ struct slice *sched_next(struct core *c, struct channel *ch, uint64_t max_bytes)
 		struct xfer *x;
 		struct slice *s;
 
-		if (f->session->slices[ch->class] >= c->cfg.slices_per_session) {
+		if (!may_send(c, f)) {
 			dray_list_del(&f->link);
 			continue;
 		}

@@ -10,6 +10,9 @@ void channel_init(struct channel *ch, const struct transport_ops *ops, enum dmsg
 /* Frees the flows of the channel. Its transfers must have ended or stopped. */
 void channel_deinit(struct channel *ch);
 
+/* A transfer of which not all is in slices yet. NULL: there is none that may send. */
+struct xfer *channel_first(const struct channel *ch);
+
 /* True while a flow of the channel has a slice to send. */
 static inline bool channel_pending(const struct channel *ch)
 {

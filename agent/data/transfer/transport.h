@@ -102,6 +102,9 @@ struct transport_ops {
 	 */
 	void (*stream)(struct core *c, void *state, const struct command *cmd);
 
+	/* It has paths of devices to the peer, which transfers of memory with keys take. May be NULL. */
+	bool (*reaches)(struct core *c, void *state, dray_handle peer);
+
 	/* Sends the question to the peer: true, and ended() follows, not inside the call. False: not now. May be NULL. */
 	bool (*seek)(struct core *c, void *state, dray_handle peer, struct seek *k);
 

@@ -20,6 +20,7 @@
 struct question_direct {
 	struct seek seek;
 	struct direct *of;
+	dray_handle peer;
 	uint8_t *found;
 };
 
@@ -31,7 +32,8 @@ struct direct {
 	struct store_ask *ask; /* with the fetch */
 	int64_t end_ns;
 	uint32_t pending, n;
-	bool failed; /* an agent did not say all that is to be known */
+	uint32_t room; /* for bytes behind the answer; 0: there are none */
+	bool failed;   /* an agent did not say all that is to be known */
 	struct question_direct questions[STORE_DIRECT_MAX];
 	size_t n_find;
 	uint8_t find[FIND_MAX];
@@ -85,12 +87,40 @@ static void go_on(struct direct *d)
 	}
 }
 
+/* The bytes that follow the answer: those of the object, if they are not in it. SEEK_BROKEN: nobody can tell. */
+static uint64_t bytes_behind(const struct question_direct *q)
+{
+	struct pmsg_store_found f;
+
+	if (!q->of->room || q->seek.n_found != PMSG_STORE_FOUND_SIZE)
+		return 0;
+	pmsg_store_found_get(q->seek.found, &f);
+	if (f.answer != PMSG_STORE_ANSWER_FOUND)
+		return 0;
+	return f.length && f.length <= q->of->room ? f.length : SEEK_BROKEN;
+}
+
+/* behind: the bytes that follow the answer; 0: they are in it. */
+static struct store_source source_of(struct question_direct *q, uint64_t behind)
+{
+	if (!behind)
+		return (struct store_source){ .bytes = dray_take(q->found), .end_ns = INT64_MAX };
+	return (struct store_source){
+		.view = { .o = { .kind = OBJECT_REMOTE,
+				 .length = behind,
+				 .access = DMSG_ACCESS_READ },
+			  .peer = q->peer },
+		.pushed = q->seek.pushed,
+		.end_ns = INT64_MAX,
+	};
+}
+
 /* Takes what the agent has. False: the answer is not whole, or the agent may have more. */
-static bool take(struct store_ask *k, struct question_direct *q)
+static bool take(struct store_ask *k, struct question_direct *q, uint64_t behind)
 {
 	const uint8_t *records = q->seek.found;
 	size_t head = (size_t)k->n * PMSG_STORE_FOUND_SIZE;
-	uint64_t at = head;
+	uint64_t at = behind ? 0 : head, end = behind ? behind : q->seek.n_found;
 	bool any = false, more = false;
 
 	if (q->seek.n_found < head)
@@ -104,7 +134,7 @@ static bool take(struct store_ask *k, struct question_direct *q)
 			more |= v->status && f.answer != PMSG_STORE_ANSWER_NOT_FOUND;
 			continue;
 		}
-		if (!f.length || f.length > q->seek.n_found - at) {
+		if (!f.length || f.length > end - at) {
 			more = true;
 			break;
 		}
@@ -120,8 +150,7 @@ static bool take(struct store_ask *k, struct question_direct *q)
 		at += f.length;
 	}
 	if (any)
-		k->sources[k->n_sources++] =
-			(struct store_source){ .bytes = dray_take(q->found), .end_ns = INT64_MAX };
+		k->sources[k->n_sources++] = source_of(q, behind);
 	return !more;
 }
 
@@ -149,16 +178,19 @@ static bool has_nothing(uint32_t code)
 	return code == DRAY_E_DENIED || code == DRAY_E_DRAINING || code == DRAY_E_UNSUPPORTED;
 }
 
-static void answered(struct core *c, struct seek *seek, uint32_t code)
+static uint64_t answered(struct core *c, struct seek *seek, uint32_t code)
 {
 	struct question_direct *q = dray_container_of(seek, struct question_direct, seek);
 	struct direct *d = q->of;
+	uint64_t behind = code ? 0 : bytes_behind(q);
 
+	if (behind == SEEK_BROKEN)
+		code = DRAY_E_PROTOCOL;
 	d->pending--;
 	if (code && !has_nothing(code))
 		directs_forget(d->worker);
 	if (d->fetch) {
-		d->failed |= code ? !has_nothing(code) : !take(d->ask, q);
+		d->failed |= code ? !has_nothing(code) : !take(d->ask, q, behind);
 		if (all_found(d->ask) || (!d->pending && !d->failed)) {
 			go_on(d);
 		} else if (!d->pending) {
@@ -168,19 +200,31 @@ static void answered(struct core *c, struct seek *seek, uint32_t code)
 	}
 	if (!d->pending)
 		direct_free(d);
+	return behind;
 }
 
-/* Its keys are few, and their objects small as far as one can tell. */
-static bool is_small(struct fetch *f, const struct store_ask *k)
+/* The room for its keys, if they are few. */
+static uint64_t room_of(struct fetch *f, const struct store_ask *k)
 {
 	uint64_t room = 0;
 
 	if (k->n != k->n_asked || k->n > PMSG_FIND_KEYS_MAX || k->lease_ms || f->keeps ||
 	    f->batch->call.type != DMSG_STORE_GET)
-		return false;
+		return UINT64_MAX;
 	for (uint32_t i = 0; i < k->n; i++)
-		room += dray_min(place_room(f, k->v[i].item), (uint64_t)PMSG_FOUND_BYTES_MAX + 1);
-	return room <= PMSG_FOUND_BYTES_MAX;
+		room += dray_min(place_room(f, k->v[i].item), (uint64_t)PMSG_FOUND_PUSHED_MAX + 1);
+	return room;
+}
+
+/* Bytes may follow the answer about these keys: it comes by TCP, which devices would be faster than. */
+static bool may_push(struct worker *w, const struct store_ask *k)
+{
+	bool reached = false;
+
+	transports_each(&w->core, i, reaches)
+		reached |= w->core.transports[i]->reaches(&w->core, w->core.transport_state[i],
+							  w->direct.peers[0]);
+	return w->direct.pushes && k->n == 1 && !reached;
 }
 
 /* The body of the frame. False: it is too long. */
@@ -192,7 +236,8 @@ static bool find_put(struct direct *d, const struct store_ask *k)
 				      .space = { k->space, (uint32_t)strlen(k->space) },
 				      .tenant = { k->tenant, (uint32_t)strlen(k->tenant) },
 				      .keys = { keys, 0 },
-				      .flags = PMSG_STORE_LOOKUP_FLAG_BYTES } };
+				      .flags = PMSG_STORE_LOOKUP_FLAG_BYTES,
+				      .room = d->room } };
 	int n;
 
 	for (uint32_t i = 0; i < k->n; i++)
@@ -209,9 +254,15 @@ static bool question_send(struct direct *d, dray_handle peer)
 	bool sent = false;
 
 	q->of = d;
+	q->peer = peer;
 	q->found = malloc(FOUND_MAX + SEAL_BYTES);
 	q->seek = (struct seek){
-		.find = d->find, .n_find = d->n_find, .found = q->found, .ended = answered
+		.find = d->find,
+		.n_find = d->n_find,
+		.found = q->found,
+		.class = d->room > PMSG_FOUND_BYTES_MAX ? DMSG_CLASS_BULK : DMSG_CLASS_LATENCY,
+		.room = d->room,
+		.ended = answered,
 	};
 	dray_list_init(&q->seek.link);
 	d->n++;
@@ -226,11 +277,20 @@ bool direct_ask(struct fetch *f, struct store_ask *k)
 {
 	struct worker *w = worker_of_fetch(f);
 	struct direct *d;
+	uint64_t room;
+	bool pushes;
 
-	if (!w->direct.n || w->core.now_ns < w->direct_ns || !is_small(f, k))
+	if (!w->direct.n || w->core.now_ns < w->direct_ns)
+		return false;
+	room = room_of(f, k);
+	pushes = room > PMSG_FOUND_SEALED_MAX && may_push(w, k);
+	if (room > (pushes ? PMSG_FOUND_PUSHED_MAX : PMSG_FOUND_BYTES_MAX))
 		return false;
 	d = calloc(1, sizeof(*d));
-	k->sources = d ? calloc(w->direct.n, sizeof(k->sources[0])) : NULL;
+	if (!d)
+		return false;
+	d->room = pushes ? (uint32_t)room : 0;
+	k->sources = calloc(w->direct.n, sizeof(k->sources[0]));
 	if (!k->sources || !find_put(d, k)) {
 		free(d);
 		return false;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Answers frames find of other agents, on the worker that has their stream. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "agent/data/worker/internal.h"
@@ -45,14 +46,41 @@ static uint32_t read_find(const struct store *s, const uint8_t *find, size_t n,
 		       0;
 }
 
+/* An object that is sent from where it lies. */
+struct pushed_object {
+	struct pushed p;
+	struct store_lent lent;
+};
+
+static void pushed_end(struct pushed *p)
+{
+	struct pushed_object *o = dray_container_of(p, struct pushed_object, p);
+
+	store_lent_end(&o->lent);
+	free(o);
+}
+
+/* NULL: no memory. */
+static struct pushed *push(const struct store_lent *v)
+{
+	struct pushed_object *o = malloc(sizeof(*o));
+
+	if (!o)
+		return NULL;
+	*o = (struct pushed_object){ .p = { .v = { v->p, v->bytes }, .end = pushed_end },
+				     .lent = *v };
+	return &o->p;
+}
+
 uint32_t find_answered(struct core *c, const struct peer_link *link, const uint8_t *find, size_t n,
-		       uint8_t *found, size_t *ret_n)
+		       uint8_t *found, size_t *ret_n, struct pushed **ret_pushed)
 {
 	struct worker *w = worker_of(c);
 	struct store_key keys[PMSG_FIND_KEYS_MAX];
 	union pmsg_body m;
 	uint32_t n_keys = 0, code = may_answer(w, link);
-	uint64_t at = 0;
+	uint64_t at = 0, most = PMSG_FOUND_BYTES_MAX;
+	bool pushes;
 	uint8_t *bytes;
 
 	if (!code)
@@ -60,17 +88,28 @@ uint32_t find_answered(struct core *c, const struct peer_link *link, const uint8
 	if (code)
 		return code;
 	bytes = found + (size_t)n_keys * PMSG_STORE_FOUND_SIZE;
+	pushes = m.store_lookup.room && n_keys == 1;
+	if (pushes)
+		most = dray_min(m.store_lookup.room, (uint32_t)PMSG_FOUND_PUSHED_MAX);
 	for (uint32_t i = 0; i < n_keys; i++) {
-		struct store_copied o = { 0 };
-		enum dmsg_store_status s = store_find(w->store, m.store_lookup.space, keys[i],
-						      bytes + at, PMSG_FOUND_BYTES_MAX - at, &o);
+		struct store_lent o;
+		enum dmsg_store_status s =
+			store_find(w->store, m.store_lookup.space, keys[i], most - at, &o);
 
+		if (!s && pushes && o.bytes > PMSG_FOUND_SEALED_MAX) {
+			*ret_pushed = push(&o);
+			s = *ret_pushed ? s : DMSG_STORE_STATUS_BUSY;
+		} else if (!s) {
+			memcpy(bytes + at, o.p, o.bytes);
+			at += o.bytes;
+		}
+		if (o.object && !*ret_pushed)
+			store_lent_end(&o);
 		pmsg_store_found_put(found + (size_t)i * PMSG_STORE_FOUND_SIZE,
 				     &(struct pmsg_store_found){ .answer = answer_of(s),
 								 .crc = o.crc,
 								 .length = o.bytes,
 								 .cost_us = o.cost_us });
-		at += o.bytes;
 	}
 	*ret_n = (size_t)(bytes + at - found);
 	return 0;

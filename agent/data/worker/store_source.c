@@ -64,12 +64,12 @@ static void source_ops(struct fetch *f, struct source_reads *r)
 
 /*
  * Nothing more is read from this agent. While it is lost, the transports would still take a transfer with it. Nor does it lend these
- * objects again, unless its lease has ended: that may be because others were read before; or devices were too slow: then frames may
- * be in time. slow: only its time has passed. silent: nothing came meanwhile.
+ * objects again, unless its lease has ended: that may be because others were read before; devices were too slow: then frames may
+ * be in time; or only the stream was lost that they came by unasked. slow: only its time has passed. silent: nothing came meanwhile.
  */
 static void agent_lost(struct fetch *f, const struct reading *r, bool slow, bool silent)
 {
-	bool by_devices = slow && r->local.keys;
+	bool otherwise = (slow && r->local.keys) || r->remote.pushed;
 	dray_handle peer = r->view.peer;
 
 	for (uint32_t i = 0; i < f->ask->n; i++) {
@@ -81,7 +81,7 @@ static void agent_lost(struct fetch *f, const struct reading *r, bool slow, bool
 			continue;
 		/* deadlines are in milliseconds */
 		lasts = worker_of_fetch(f)->core.now_ns < s->end_ns - DRAY_NS_PER_MS;
-		if (lasts && !by_devices)
+		if (lasts && !otherwise)
 			k->avoid = peer;
 		if (silent)
 			k->silent = peer;
@@ -97,12 +97,23 @@ static void source_lapsed(struct fetch *f)
 			place_lost(f, i, true);
 }
 
+/* The bytes of so many keys came with, or behind, an answer. */
+static void count_answered(const struct fetch *f, uint64_t n)
+{
+	struct data_counters *counters = worker_of_fetch(f)->core.counters;
+
+	core_count(counters, DRAY_METRIC_STORE_REMOTE_ANSWERED_TOTAL, f->keeps ? 0 : n);
+	core_count(counters, DRAY_METRIC_STORE_REMOTE_FOUND_TOTAL, f->ask->sent ? 0 : n);
+}
+
 /* All its bytes are in place. region: of the client. */
 static void source_arrived(struct fetch *f, const struct reading *r,
 			   const struct region_view *region)
 {
 	const struct arriving *next = r->arriving;
 
+	if (r->remote.pushed)
+		count_answered(f, r->n_arriving);
 	f->batch->agents_ns = dray_now().ns;
 	for (uint32_t i = 0; i < f->ask->n; i++)
 		if (f->landings[i].wanted && f->ask->v[i].source == f->source)
@@ -126,8 +137,7 @@ static void source_copy(struct fetch *f)
 		place_arrived(f, i, dray_crc32c(0, from, k->length), NULL);
 		n++;
 	}
-	core_count(w->core.counters, DRAY_METRIC_STORE_REMOTE_ANSWERED_TOTAL, f->keeps ? 0 : n);
-	core_count(w->core.counters, DRAY_METRIC_STORE_REMOTE_FOUND_TOTAL, f->ask->sent ? 0 : n);
+	count_answered(f, n);
 	if (n)
 		f->batch->agents_ns = dray_now().ns;
 }

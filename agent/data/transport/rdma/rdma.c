@@ -416,6 +416,13 @@ static void rdma_handle_message(struct core *c, void *state, const struct transp
 	}
 }
 
+static bool rdma_reaches(struct core *c, void *state, dray_handle handle)
+{
+	const struct rdma_peer *peer = rdma_peer_get(state, handle);
+
+	return peer && !peer->down && peer->paths && peer->paths->n;
+}
+
 const struct transport_ops transport_rdma = {
 	.id = DMSG_TRANSPORT_RDMA,
 	.init = rdma_init,
@@ -432,5 +439,6 @@ const struct transport_ops transport_rdma = {
 	.tick = rdma_tick,
 	.peer_up = rdma_peer_up,
 	.peer_down = rdma_peer_down,
+	.reaches = rdma_reaches,
 	.message = rdma_handle_message,
 };

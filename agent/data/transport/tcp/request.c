@@ -269,15 +269,20 @@ static struct tcp_frame *find(struct tcp_requester *p, uint64_t id)
 	return NULL;
 }
 
+static void note_useful(struct tcp_requester *p)
+{
+	if (p->useful)
+		return;
+	p->useful = true;
+	p->ch->fails = 0;
+}
+
 /* Returns the frame's slice, now the caller's. */
 static struct slice *take_answered(struct tcp_requester *p, struct tcp_frame *f)
 {
 	struct slice *s = f->slice;
 
-	if (!p->useful) {
-		p->useful = true;
-		p->ch->fails = 0;
-	}
+	note_useful(p);
 	tcp_frame_end(p, f);
 	return s;
 }
@@ -296,10 +301,25 @@ static void answered(struct tcp_requester *p, struct tcp_frame *f, uint32_t stat
 static void seek_answered(struct tcp_requester *p, struct tcp_frame *f, uint32_t status)
 {
 	struct seek *k = dray_take(f->seek);
+	struct tcp_stream *s = &p->s;
+	uint64_t bytes;
 
-	take_answered(p, f);
-	link_release(p->s.peer->link);
-	k->ended(p->s.tcp->c, k, status);
+	note_useful(p);
+	k->pushed = &p->push.ch;
+	p->rx = f;
+	link_release(s->peer->link);
+	/* it may close this stream */
+	bytes = k->ended(s->tcp->c, k, status);
+	if (s->state != TCP_OPEN) {
+		tcp_push_end(p, DRAY_E_PEER_LOST);
+	} else if (bytes == SEEK_BROKEN) {
+		tcp_requester_lose(s);
+	} else if (bytes) {
+		tcp_push_begin(p, bytes);
+	} else {
+		p->rx = NULL;
+		tcp_frame_end(p, f);
+	}
 }
 
 /* What its question has found is complete. If the seal is wrong, nothing else on the stream is to be trusted either. */
@@ -376,6 +396,8 @@ static unsigned answer_gather(struct tcp_stream *s, struct iovec *iov, unsigned 
 	uint64_t skip;
 	unsigned n;
 
+	if (requester_of(s)->push.active)
+		return tcp_push_gather(requester_of(s), iov, max, ret_bytes);
 	if (f->seek) {
 		iov[0] = (struct iovec){ f->seek->found + (f->seek->n_found - s->payload_left),
 					 s->payload_left };
@@ -412,6 +434,10 @@ static void answer_complete(struct tcp_stream *s)
 	struct tcp_requester *p = requester_of(s);
 	struct tcp_frame *f = p->rx;
 
+	if (p->push.active) {
+		tcp_push_complete(p);
+		return;
+	}
 	p->rx = NULL;
 	s->sink = false;
 	if (f->kind == PMSG_FRAME_KIND_FIND)
@@ -429,6 +455,7 @@ void tcp_frames_forget(struct tcp_requester *p)
 	p->head = p->sent = p->tail;
 	p->sent_of = p->in_flight = 0;
 	p->rx = NULL;
+	p->push.active = false;
 }
 
 void tcp_frame_take_seek(struct tcp_frame *f, struct dray_list *over)
@@ -450,7 +477,8 @@ void tcp_seeks_end(struct tcp_peer *peer, struct dray_list *over, uint32_t code)
 void tcp_requester_lose(struct tcp_stream *stream)
 {
 	struct tcp_requester *p = requester_of(stream);
-	struct dray_list over = DRAY_LIST_INIT(over), seeks = DRAY_LIST_INIT(seeks);
+	struct dray_list over = DRAY_LIST_INIT(over), seeks = DRAY_LIST_INIT(seeks),
+			 pushed = DRAY_LIST_INIT(pushed);
 	struct tcp_channel *ch = p->ch;
 	struct tcp *t = p->s.tcp;
 	struct core *c = t->c;
@@ -467,6 +495,10 @@ void tcp_requester_lose(struct tcp_stream *stream)
 		tcp_frame_take_seek(tcp_frame_at(p, i), &seeks);
 		if (!s)
 			continue;
+		if (tcp_frame_at(p, i)->kind == PMSG_FRAME_KIND_FIND) {
+			dray_list_add(&pushed, &s->link);
+			continue;
+		}
 		s->retried |= !untouched;
 		if (!untouched && tcp_frame_at(p, i)->kind == PMSG_FRAME_KIND_WRITE)
 			dray_list_add(&p->waiting, &s->link);
@@ -478,6 +510,8 @@ void tcp_requester_lose(struct tcp_stream *stream)
 	tcp_event(t, EVENT_STREAM_LOST, ch->peer->link->peer, p->s.id);
 	tcp_seeks_end(ch->peer, &seeks, DRAY_E_PEER_LOST);
 	xfer_slices_end(c, &over, 0);
+	xfer_slices_end(c, &pushed, DRAY_E_PEER_LOST);
+	tcp_push_end(p, DRAY_E_PEER_LOST);
 	if (!p->useful)
 		tcp_connect_failed(ch);
 }
@@ -532,6 +566,11 @@ static void requester_tick(struct tcp_stream *s)
 		tcp_timer(s->tcp, limit);
 }
 
+static void requester_freed(struct tcp_stream *s)
+{
+	tcp_push_deinit(requester_of(s));
+}
+
 static struct tcp_requester *idle_stream(struct tcp_channel *ch)
 {
 	struct tcp_requester *best = NULL;
@@ -558,13 +597,16 @@ static bool enqueue_seek(struct tcp_requester *p, struct seek *k)
 		return false;
 	t->c->next_slice_id++;
 	count_awaited(p);
+	/* other requests go by streams with less to come */
 	*f = (struct tcp_frame){ .seek = k,
 				 .id = wire.slice,
+				 .bytes = k->room,
 				 .head_at = p->heads_used,
 				 .head_bytes = (uint16_t)(PMSG_FRAME_SIZE + wire.length),
 				 .kind = wire.kind };
 	pmsg_frame_put(head, &wire);
 	p->heads_used += f->head_bytes;
+	p->in_flight += f->bytes;
 	p->tail++;
 	return true;
 }
@@ -576,13 +618,15 @@ bool tcp_seek(struct core *c, void *state, dray_handle handle, struct seek *k)
 
 	if (!peer || peer->down)
 		return false;
-	tcp_connect(&peer->channels[DMSG_CLASS_LATENCY]);
-	p = idle_stream(&peer->channels[DMSG_CLASS_LATENCY]);
+	tcp_connect(&peer->channels[k->class]);
+	p = idle_stream(&peer->channels[k->class]);
 	if (!p || p->heads_used > TCP_HEADS - TCP_HEAD_MAX ||
 	    !tcp_stream_seals(&p->s, peer->link->agent_id) || !enqueue_seek(p, k))
 		return false;
 	if (link_use(peer->link))
 		tcp_event(state, EVENT_PEER_USED, peer->link->peer, 0);
+	/* what follows the answer is not to be copied twice */
+	p->s.bulky |= k->room > 0;
 	tcp_stream_requeue(&p->s);
 	return true;
 }
@@ -621,4 +665,5 @@ const struct tcp_side tcp_requester_side = {
 	.step = requester_step,
 	.wants = requester_wants,
 	.tick = requester_tick,
+	.freed = requester_freed,
 };

@@ -11,8 +11,9 @@
  *
  * A frame holds its grant and region until its last access to their memory. When one of them is dropped
  * meanwhile, the remaining payload of a WRITE is discarded, and a READ answer that is sent from host memory
- * has a short time to finish. A FIND is answered from a copy at once. If an error cannot be reported in a head because the head was sent, the
- * stream is closed.
+ * has a short time to finish. A FIND is answered from a copy at once, or from objects that the store holds
+ * until they are sent. If an error cannot be reported in a head because the head was sent, the stream is
+ * closed.
  */
 #include "agent/data/transport/tcp/serve.h"
 
@@ -26,6 +27,8 @@
 #define GRANT_TURNS 8
 /* Answers with objects that a stream may have in memory, so that a peer that does not read them takes little of it. */
 #define FOUNDS_MAX 4
+/* Time for a peer to take objects that the store holds for it. */
+#define PUSHED_NS (10 * DRAY_NS_PER_SEC)
 /* The most that a frame adds to the output buffer. */
 #define OUT_ROOM (PMSG_FRAME_SIZE + SERVE_SMALL_READ)
 
@@ -270,6 +273,14 @@ static void take_frame(struct serve *v, const struct pmsg_frame *wire, uint32_t 
 	serve_answer(v);
 }
 
+void serve_found_free(struct serve_frame *f)
+{
+	if (f->pushed)
+		f->pushed->end(f->pushed);
+	f->pushed = NULL;
+	free(dray_take(f->found));
+}
+
 /* What the frame finds, sealed. Sets the frame's status, or its payload. */
 static void find_answer(struct serve_frame *f, const uint8_t *find, size_t n)
 {
@@ -281,16 +292,20 @@ static void find_answer(struct serve_frame *f, const uint8_t *find, size_t n)
 	f->found = c->up->find ? malloc(FOUND_MAX + SEAL_BYTES) : NULL;
 	if (!f->found)
 		return;
-	f->status = c->up->find(c, s->peer->link, find, n, f->found, &bytes);
+	f->status = c->up->find(c, s->peer->link, find, n, f->found, &bytes, &f->pushed);
 	if (!f->status &&
 	    seal_close(s->seals[SEAL_FOUND], f->slice, f->found, bytes, f->found) == 0) {
 		f->length = bytes + SEAL_BYTES;
 		f->serve->founds++;
+		if (f->pushed) {
+			f->pushed_ns = c->now_ns + PUSHED_NS;
+			tcp_timer(s->tcp, f->pushed_ns);
+		}
 		return;
 	}
 	if (!f->status)
 		f->status = DRAY_E_INTERNAL;
-	free(dray_take(f->found));
+	serve_found_free(f);
 }
 
 static int find_head(struct serve *v, const uint8_t *bytes, size_t n, const struct pmsg_frame *wire)
@@ -426,13 +441,15 @@ static void serve_broken(struct tcp_stream *s)
 static void serve_tick(struct tcp_stream *s)
 {
 	struct serve *v = serve_of(s);
+	int64_t end_ns = v->grace_ns ? v->grace_ns : INT64_MAX;
 
-	if (!v->grace_ns)
-		return;
-	if (s->tcp->c->now_ns >= v->grace_ns)
+	for (uint32_t i = v->q_head; i != v->q_tail; i++)
+		if (serve_frame_at(v, i)->pushed)
+			end_ns = dray_min(end_ns, serve_frame_at(v, i)->pushed_ns);
+	if (s->tcp->c->now_ns >= end_ns)
 		tcp_serve_close(s, true, true);
 	else
-		tcp_timer(s->tcp, v->grace_ns);
+		tcp_timer(s->tcp, end_ns);
 }
 
 static const struct tcp_side serve_side = {
@@ -486,7 +503,7 @@ void tcp_serve_forget(struct tcp_stream *s)
 	struct serve *v = serve_of(s);
 
 	for (uint32_t i = v->q_head; i != v->q_tail; i++)
-		free(dray_take(serve_frame_at(v, i)->found));
+		serve_found_free(serve_frame_at(v, i));
 }
 
 void tcp_serve_close(struct tcp_stream *s, bool reset, bool report)
@@ -508,7 +525,7 @@ void tcp_serve_close(struct tcp_stream *s, bool reset, bool report)
 		struct serve_frame *f = serve_frame_at(v, v->q_head);
 
 		f->taken = true;
-		free(dray_take(f->found));
+		serve_found_free(f);
 		chunks_finish(f);
 		serve_chunks_release(f);
 		serve_frame_release(f);

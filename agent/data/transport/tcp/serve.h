@@ -30,6 +30,8 @@ struct serve_frame {
 	struct granted held;     /* while their memory may be accessed */
 	struct dray_list chunks; /* struct stage_buffer, in order: being copied or to be sent */
 	uint8_t *found;          /* payload of a frame found, of `length` bytes; else NULL */
+	struct pushed *pushed;   /* bytes that follow it; NULL: none */
+	int64_t pushed_ns;       /* the stream is closed unless they have been sent by then */
 };
 
 struct serve {
@@ -96,7 +98,14 @@ static inline bool serve_head_gone(const struct serve *v)
 	return v->out_wr - v->out_rd < v->n_sending * PMSG_FRAME_SIZE;
 }
 
+static inline uint64_t serve_pushed_bytes(const struct serve_frame *f)
+{
+	return f->pushed ? f->pushed->v.iov_len : 0;
+}
+
 /* serve.c */
+/* The frame needs its answer to a FIND no more. */
+void serve_found_free(struct serve_frame *f);
 /* The frame's memory, which is host memory, faulted. */
 void serve_frame_fault(struct serve_frame *f);
 

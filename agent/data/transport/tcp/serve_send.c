@@ -38,7 +38,7 @@ static void sending_end(struct serve *v)
 		v->rx = NULL;
 	f->taken = true;
 	v->founds -= f->found != NULL;
-	free(dray_take(f->found));
+	serve_found_free(f);
 	serve_frame_release(f);
 }
 
@@ -78,7 +78,7 @@ static bool answer_first(struct serve *v)
 			return false;
 		put_head(v, f);
 		v->n_sending = 1;
-		v->sending_left = f->length;
+		v->sending_left = f->length + serve_pushed_bytes(f);
 		v->sent_of = 0;
 		if (f->host && f->length <= SERVE_SMALL_READ && f->length <= TCP_BUFFER - v->out_wr)
 			read_small(f);
@@ -111,6 +111,23 @@ void serve_answer(struct serve *v)
 			return;
 }
 
+/* What the frame has found, and what follows that, behind the first `skip` bytes. */
+static unsigned found_payload(const struct serve_frame *f, uint64_t skip, struct iovec *iov,
+			      unsigned max)
+{
+	unsigned n = 0;
+
+	if (skip < f->length)
+		iov[n++] = (struct iovec){ f->found + skip, f->length - skip };
+	if (f->pushed && n < max) {
+		uint64_t skipped = skip - dray_min(skip, (uint64_t)f->length);
+
+		iov[n++] = (struct iovec){ (uint8_t *)f->pushed->v.iov_base + skipped,
+					   f->pushed->v.iov_len - skipped };
+	}
+	return n;
+}
+
 /* The places of the next payload bytes to send, of the first answer. */
 static unsigned payload(struct serve *v, struct iovec *iov, unsigned max)
 {
@@ -126,10 +143,8 @@ static unsigned payload(struct serve *v, struct iovec *iov, unsigned max)
 	}
 	if (f->host)
 		return grant_walk_ranges(&v->at, &f->held, iov, max, &bytes);
-	if (f->found) {
-		iov[0] = (struct iovec){ f->found + v->sent_of, v->sending_left };
-		return 1;
-	}
+	if (f->found)
+		return found_payload(f, skip, iov, max);
 	dray_list_for_each(&f->chunks, b, struct stage_buffer, link) {
 		if (n == max || b->busy || b->code)
 			break;

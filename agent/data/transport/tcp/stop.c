@@ -24,8 +24,8 @@ static bool stop_on(struct tcp_requester *p, const struct xfer *x, bool urgent,
 		if (!is_sent && (i != p->sent || !p->sent_of)) {
 			tcp_frame_end(p, f);
 			dray_list_add(over, &s->link);
-		} else if (f->kind == PMSG_FRAME_KIND_READ) {
-			/* The answer is discarded; the frame keeps its place until it has come. */
+		} else if (f->kind != PMSG_FRAME_KIND_WRITE) {
+			/* The answer, or what follows it, is discarded; the frame keeps its place until it has come. */
 			f->slice = NULL;
 			if (p->rx == f)
 				p->s.sink = true;

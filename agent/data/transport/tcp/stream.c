@@ -130,6 +130,8 @@ void tcp_free_closed(struct tcp *t)
 	dray_list_for_each(&t->closed, s, struct tcp_stream, link) {
 		dray_list_del(&s->link);
 		tcp_pool_unreserve(t, s->buffers);
+		if (s->side->freed)
+			s->side->freed(s);
 		free(s); /* the first member of the allocation */
 	}
 }

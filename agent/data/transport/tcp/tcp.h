@@ -78,7 +78,7 @@ struct tcp_side {
 	void (*advance)(struct tcp_stream *s, uint64_t n);
 	/* The payload's place faulted: sets s->sink. */
 	void (*fault)(struct tcp_stream *s);
-	/* The last byte of payload is in place or discarded. */
+	/* The last byte of payload is in place or discarded. Sets payload_left again if there is more. */
 	void (*complete)(struct tcp_stream *s);
 	/* The connection ended or broke; closes the stream. */
 	void (*broken)(struct tcp_stream *s);
@@ -87,6 +87,8 @@ struct tcp_side {
 	/* True if step() has something to do without a further event. */
 	bool (*wants)(const struct tcp_stream *s);
 	void (*tick)(struct tcp_stream *s);
+	/* It is about to be freed. May be NULL. */
+	void (*freed)(struct tcp_stream *s);
 };
 
 enum tcp_stream_state {
@@ -123,10 +125,11 @@ struct tcp_stream {
 
 /* A frame of the requester, from its queueing to its answer. */
 struct tcp_frame {
-	struct slice *slice; /* NULL: its slice has ended, or it is a question */
-	struct seek *seek;   /* the question; NULL: it is none */
+	/* NULL: its slice has ended, or it is a question; with bytes behind its answer: the slice that they go to now */
+	struct slice *slice;
+	struct seek *seek; /* the question; NULL: it is none */
 	uint64_t id;
-	uint64_t bytes; /* payload in either direction */
+	uint64_t bytes; /* payload in either direction, or behind an answer */
 	uint32_t head_at;
 	uint16_t head_bytes;
 	uint8_t kind;
@@ -149,6 +152,18 @@ struct tcp_channel {
 #define TCP_HEADS (2 * TCP_HEAD_MAX)
 
 /*
+ * Bytes that follow an answer: those of a transfer, which takes its slices from `ch`, and gaps between them, which are discarded. They are
+ * received in parts, each a segment of a slice or a gap.
+ */
+struct tcp_push {
+	struct channel ch;
+	uint64_t at, left;   /* where the next part begins, and the bytes from there on */
+	uint64_t part, done; /* bytes of this part, and those of its slice before it */
+	unsigned seg;        /* of the slice */
+	bool active;
+};
+
+/*
  * A stream that this agent connected. q is a ring: frames [head, sent) wait for answers, frames [sent,
  * tail) are being sent; sent_of bytes of the first of them have been sent.
  */
@@ -157,9 +172,10 @@ struct tcp_requester {
 	struct tcp_channel *ch;
 	uint32_t head, sent, tail;
 	uint64_t sent_of;
-	uint64_t in_flight;       /* payload bytes in q */
-	bool useful;              /* a frame was answered */
-	struct tcp_frame *rx;     /* its READ_DATA is being received */
+	uint64_t in_flight;   /* payload bytes in q */
+	bool useful;          /* a frame was answered */
+	struct tcp_frame *rx; /* its READ_DATA or FOUND is being received, or what follows that */
+	struct tcp_push push;
 	struct dray_list waiting; /* lost: WRITEs that the owner may still receive */
 	int64_t connect_by_ns;
 	uint8_t hello_mac[32];
@@ -289,6 +305,19 @@ void tcp_seeks_end(struct tcp_peer *peer, struct dray_list *over, uint32_t code)
 bool tcp_channel_pull(struct tcp_channel *ch, struct tcp_budget *b);
 /* Closes an open stream. Its slices wait for the owner, are sent again, or end. */
 void tcp_requester_lose(struct tcp_stream *stream);
+
+/* push.c: bytes that follow the answer to the frame rx. */
+void tcp_push_init(struct tcp_requester *p);
+void tcp_push_deinit(struct tcp_requester *p);
+/* So many come. */
+void tcp_push_begin(struct tcp_requester *p, uint64_t bytes);
+/* The places of the next ones. */
+unsigned tcp_push_gather(struct tcp_requester *p, struct iovec *iov, unsigned max,
+			 uint64_t *ret_bytes);
+/* All of a part have come. */
+void tcp_push_complete(struct tcp_requester *p);
+/* Ends the transfer that they are for, if not all of it has come. */
+void tcp_push_end(struct tcp_requester *p, uint32_t code);
 
 /* stop.c */
 /* The operation stop(). */

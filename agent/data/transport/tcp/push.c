@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "agent/data/transport/tcp/tcp.h"
+#include "lib/assert.h"
+
+/* Bytes of a slice: its checksum is computed while they are in the cache, and those of the last one delay the end. */
+#define PUSH_SLICE (256 << 10)
+
+void tcp_push_init(struct tcp_requester *p)
+{
+	struct tcp_channel *ch = p->ch;
+
+	channel_init(&p->push.ch, &transport_tcp, DMSG_CLASS_BULK, ch->peer->link);
+	p->push.ch.owner = ch;
+	p->push.ch.pushed = true;
+}
+
+void tcp_push_deinit(struct tcp_requester *p)
+{
+	channel_deinit(&p->push.ch);
+}
+
+/* Sets the next part. */
+static void next_part(struct tcp_requester *p)
+{
+	struct tcp_push *u = &p->push;
+	struct tcp_frame *f = p->rx;
+	const struct pmsg_seg *seg = NULL;
+
+	if (!f->slice) {
+		f->slice = sched_next(p->s.tcp->c, &u->ch, PUSH_SLICE);
+		u->seg = 0;
+		u->done = 0;
+	}
+	if (f->slice)
+		seg = &f->slice->remote[u->seg];
+	dray_assert(!seg || (seg->offset >= u->at && seg->offset - u->at <= u->left &&
+			     seg->length <= u->left - (seg->offset - u->at)));
+	p->s.sink = !seg || seg->offset > u->at;
+	u->part = !seg ? u->left : p->s.sink ? seg->offset - u->at : seg->length;
+	u->at += u->part;
+	u->left -= u->part;
+	p->s.payload_left = u->part;
+}
+
+void tcp_push_begin(struct tcp_requester *p, uint64_t bytes)
+{
+	p->push.active = true;
+	p->push.at = 0;
+	p->push.left = bytes;
+	/* what comes next is not the head of a frame: little of it is to go through the receive buffer */
+	p->s.bulky = true;
+	p->in_flight += bytes - p->rx->bytes;
+	p->rx->bytes = bytes;
+	next_part(p);
+}
+
+unsigned tcp_push_gather(struct tcp_requester *p, struct iovec *iov, unsigned max,
+			 uint64_t *ret_bytes)
+{
+	const struct slice *s = p->rx->slice;
+	uint64_t left = p->s.payload_left, skip = p->push.done + (p->push.part - left);
+	unsigned n = 0;
+
+	*ret_bytes = 0;
+	for (uint16_t i = 0; i < s->n_local && n < max && left; i++) {
+		uint64_t skipped = dray_min(skip, (uint64_t)s->local[i].iov_len);
+		uint64_t bytes = dray_min((uint64_t)s->local[i].iov_len - skipped, left);
+
+		skip -= skipped;
+		if (!bytes)
+			continue;
+		iov[n++] = (struct iovec){ (uint8_t *)s->local[i].iov_base + skipped, bytes };
+		*ret_bytes += bytes;
+		left -= bytes;
+	}
+	return n;
+}
+
+void tcp_push_complete(struct tcp_requester *p)
+{
+	struct core *c = p->s.tcp->c;
+	struct tcp_push *u = &p->push;
+	struct tcp_frame *f = p->rx;
+
+	if (!p->s.sink && f->slice) {
+		u->done += u->part;
+		/* the end of a transfer may close this stream */
+		if (++u->seg == f->slice->n_remote)
+			xfer_slice_done(c, dray_take(f->slice), 0, NULL);
+		if (p->s.state != TCP_OPEN)
+			return;
+	}
+	if (u->left) {
+		next_part(p);
+		return;
+	}
+	p->s.sink = false;
+	u->active = false;
+	p->rx = NULL;
+	tcp_frame_end(p, f);
+	/* it had no memory for a slice */
+	tcp_push_end(p, DRAY_E_NO_MEMORY);
+}
+
+void tcp_push_end(struct tcp_requester *p, uint32_t code)
+{
+	struct xfer *x;
+
+	while ((x = channel_first(&p->push.ch)))
+		xfer_stop(p->s.tcp->c, x, code, NULL, true);
+}
