@@ -225,15 +225,16 @@ class Records:
         self.records = []
         print(f"{name}\n  {'':44} {'dray':>12} {'ceiling':>12}        {'ratio':>6}  target", flush=True)
 
-    def add(self, name, value, unit, *, ceiling_name=None, ceiling=None, ratio=None, target=None, spread=None):
-        """target: (">=" or "<=", number), for the ratio if there is a ceiling, otherwise for the value."""
+    def add(self, name, value, unit, *, ceiling_name=None, ceiling=None, ratio=None, target=None, spread=None, interval=None):
+        """target: (">=" or "<=", number), for the ratio if there is a ceiling, otherwise for the value. interval: in which that lies."""
         met = None
         if target:
             asked = value if ratio is None else ratio
             met = asked >= target[1] if target[0] == ">=" else asked <= target[1]
             target = f"{target[0]} {target[1]:g}" + (f" {unit}" if ratio is None else " of the ceiling")
         self.records.append({"name": name, "value": value, "unit": unit, "ceiling_name": ceiling_name, "ceiling": ceiling,
-                             "ratio": ratio, "target": target, "met": met})
+                             "ratio": ratio, "target": target, "met": met, "interval": interval})
+        spread = interval or spread
         print(f"  {name:44} {show(value):>12} {show(ceiling):>12} {unit:7}{show(ratio):>6}  {target or ''}"
               f"{'' if met is None else ', met: yes' if met else ', met: NO'}"
               f"{'' if not spread else f'  ({min(spread):.3g} to {max(spread):.3g})'}", flush=True)

@@ -6,7 +6,6 @@ is busy or dead."""
 import contextlib
 import itertools
 import math
-import operator
 import pathlib
 import pickle
 import queue
@@ -29,8 +28,8 @@ from timed import Timed
 from vision_engine import VisionEngine
 
 SIZES = {64: (224, 224), 256: (448, 448), 1024: (896, 896)}  # pixels, by embeddings
-BURST = 20  # requests of a pair of engines before the next pair has its turn
-REST = 1.2  # seconds, after which the workers of engines that have answered do not poll any more
+TURNS = 6  # of each pair of engines and each size, by round
+BURST = 5  # requests of a pair before the next one has its turn
 POOL = 64 << 20
 MOVED = 512 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20  # bytes of an output
 TEXT = 40  # tokens
@@ -97,10 +96,12 @@ def good(answer, engine):
 
 
 class Pair:
-    """An encoder, and an engine that uses its outputs. how: of "local", "tcp", "files", "mooncake"."""
+    """An encoder, and an engine that uses its outputs. how: of "local", "tcp", "files", "mooncake". beside: name of the other pair that this one is compared
+    with. stops: E's processes stand still while PD has a request, which needs nothing of them."""
 
-    def __init__(self, name, how, e, pd, port=0):
-        self.name, self.how, self.e, self.pd, self.port, self.ours = name, how, e, pd, port, how in ("local", "tcp")
+    def __init__(self, name, how, e, pd, beside=None, stops=False, port=0):
+        self.name, self.how, self.e, self.pd, self.beside, self.stops, self.port = name, how, e, pd, beside, stops, port
+        self.ours = how in ("local", "tcp")
 
     def encode(self, size, wanted=True):
         """E's part of a request with a new image. Returns the image, and ec_transfer_params for PD. wanted: PD will ask for the output."""
@@ -120,7 +121,7 @@ class Pair:
     def first(self, images, ec=None):
         """Seconds from now to PD's first token; and those between, from the time at which PD's scheduler has the request until PD's model
         has its inputs. All that connectors do is in this part."""
-        with self.e.stopped() if self.how in ("local", "files") else contextlib.nullcontext():  # PD reads E's pool or file without E
+        with self.e.stopped() if self.stops else contextlib.nullcontext():
             answer = good(self.pd.run(vision.prompt(chance), 1, images=images, ec=ec), self.pd)
         return answer["first"], self.pd.inputs - answer["queued"]
 
@@ -134,10 +135,13 @@ class Pair:
         self.encode(size, wanted=False)
         return [a - b for a, b in zip(remote, self.first(images))]
 
-    def burst(self, size):
-        time.sleep(REST)
-        self.cost(size)  # brings both engines back
-        return [self.cost(size) for _ in range(BURST)]
+    def burst(self, size, engines):
+        """cost() of some requests one after the other, while all other engines stand still: their workers would look for messages."""
+        with contextlib.ExitStack() as stack:
+            for engine in engines - {self.e, self.pd}:
+                stack.enter_context(engine.stopped())
+            self.cost(size)  # brings both engines back
+            return [self.cost(size) for _ in range(BURST)]
 
 
 @contextlib.contextmanager
@@ -149,13 +153,6 @@ def running(*engines):
     finally:
         for engine in engines:
             engine.stop()
-
-
-def interval(values):
-    """In which the median lies with a probability of 95 %, whatever the distribution is."""
-    values = sorted(values)
-    first = max(0, int(len(values) / 2 - 0.98 * math.sqrt(len(values))))
-    return values[first], values[-1 - first]
 
 
 def as_far(pair, values, records):
@@ -170,40 +167,55 @@ def as_far(pair, values, records):
         return None
 
 
-def ratio_of(ours, other):
-    """The ratio of the medians, and its interval of 95 % by bootstrap. Values of the same place in both lists are drawn together, because they were
-    measured in the same turn, and the machine may be slower in some turns."""
-    both = list(zip(ours, other))
-    drawn = [operator.truediv(*map(statistics.median, zip(*chance.choices(both, k=len(both))))) for _ in range(2000)]
-    bounds = statistics.quantiles(drawn, n=40)
-    return statistics.median(ours) / statistics.median(other), (bounds[0], bounds[-1])
+def drawn(value, turns):
+    """The interval of value(turns) of 95 %, by bootstrap. Turns are drawn, and not what was measured in one turn, because the machine may be slower
+    in some turns."""
+    values = sorted(value(chance.choices(turns, k=len(turns))) for _ in range(2000))
+    return values[50], values[-51]
+
+
+def median_of(turns):
+    return statistics.median(itertools.chain(*turns))
+
+
+def ratio_of(turns):
+    """The ratio of the medians of turns of two connectors. Infinite if the second one may be nothing."""
+    ours, others = map(median_of, zip(*turns))
+    return ours / others if others > 0 else math.inf
+
+
+def compared(ours, others):
+    """The columns of a record of one connector beside another one. Both have values by turn, and the same turns."""
+    turns = list(zip(ours, others))
+    return {"ratio": ratio_of(turns), "interval": drawn(ratio_of, turns), "ceiling": median_of(others), "target": ("<=", 0.5)}
 
 
 def ec(lab, records, rounds):
     agents = c.agents(lab, 2)
-    port = serving.free_port()
-    e, pd = dray(lab, "e", "ec_producer", agents[0], lease=10), dray(lab, "pd", "ec_consumer", agents[1])  # every second output is not claimed
-    pairs = [Pair("local", "local", e, pd), Pair("tcp", "tcp", e, pd),
-             Pair("ECExampleConnector", "files", files(lab, "e-files", "ec_producer"), files(lab, "pd-files", "ec_consumer")),
-             Pair("ECMooncakeConnector", "mooncake", mooncake(lab, "e-mooncake", "ec_producer", port),
-                  mooncake(lab, "pd-mooncake", "ec_consumer", port), port)]
     with contextlib.ExitStack() as stack:
         with c.under("DRAY_BENCH_BUSY"):
-            stack.enter_context(running(*dict.fromkeys(engine for pair in pairs for engine in (pair.e, pair.pd))))
+            port = serving.free_port()
+            e, pd = dray(lab, "e", "ec_producer", agents[0], lease=10), dray(lab, "pd", "ec_consumer", agents[1])  # every second output is not claimed
+            pairs = [Pair("local", "local", e, pd, "ECExampleConnector", stops=True), Pair("local, E runs", "local", e, pd, "ECMooncakeConnector"),
+                     Pair("tcp", "tcp", e, pd, "ECMooncakeConnector"),
+                     Pair("ECExampleConnector", "files", files(lab, "e-files", "ec_producer"), files(lab, "pd-files", "ec_consumer"), stops=True),
+                     Pair("ECMooncakeConnector", "mooncake", mooncake(lab, "e-mooncake", "ec_producer", port),
+                          mooncake(lab, "pd-mooncake", "ec_consumer", port), port=port)]
+            engines = {engine for pair in pairs for engine in (pair.e, pair.pd)}
+            stack.enter_context(running(*engines))
             # The engines' first steps of a size take longer.
             pairs = [pair for pair in pairs if as_far(pair, lambda pair=pair: [pair.cost(size) for size in SIZES for _ in range(2)], records)]
         stack.enter_context(c.under("DRAY_BENCH_QUIET"))
         found, moved, loads = {(pair.name, size): [] for pair in pairs for size in SIZES}, rig.transfers(agents[1]), 0
-        sizes = itertools.cycle(SIZES)
-        for turn in c.turns(rounds * len(SIZES), c.now()):  # after the start of six engines
-            size = next(sizes)
-            for pair in list(pairs if turn % 2 else pairs[::-1]):
-                values = as_far(pair, lambda pair=pair, size=size: pair.burst(size), records)
-                if values is None:
-                    pairs.remove(pair)
-                    continue
-                found[pair.name, size] += [[1e3 * seconds for seconds in value] for value in values]
-                loads += (BURST + 1) * (pair.how == "tcp")
+        for _ in c.turns(rounds * TURNS, c.now()):  # after the start of six engines
+            for size in SIZES:
+                for pair in chance.sample(pairs, len(pairs)):
+                    values = as_far(pair, lambda pair=pair, size=size: pair.burst(size, engines), records)
+                    if values is None:
+                        pairs.remove(pair)
+                        continue
+                    found[pair.name, size].append([[1e3 * seconds for seconds in value] for value in values])
+                    loads += (BURST + 1) * (pair.how == "tcp")
         if (n := rig.transfers(agents[1]) - moved) != loads:
             raise c.CannotRun(f"the agent has moved {n} outputs, and {loads} are those of tcp")
         for pair in pairs:
@@ -211,20 +223,12 @@ def ec(lab, records, rounds):
                 raise c.CannotRun(f"{pair.pd.name} has encoded {len(pair.pd.encoded)} images itself")
     for agent in agents:
         agent.stop()
+    records.add(f"turns of {BURST} requests", min(map(len, found.values())), "")
     for (at, what), size, pair in itertools.product(enumerate(("", ", from PD's scheduler to its model")), SIZES, pairs):
-        values = {other.name: [value[at] for value in found[other.name, size]] for other in pairs if found[other.name, size]}
-        if pair.name not in values:  # the time for turns was over before
-            continue
-        ours, beside, spread = values[pair.name], {}, interval(values[pair.name])
-        # ECExampleConnector moves nothing between hosts.
-        others = [other.name for other in pairs if other.name in values and not other.ours and (pair.how == "local" or other.how == "mooncake")]
-        if pair.ours and others:
-            best = min(others, key=lambda name: statistics.median(values[name]))
-            beside = {"ceiling_name": best, "ceiling": statistics.median(values[best])}
-            if min(*spread, *interval(values[best])) > 0:  # otherwise a ratio says nothing
-                beside["ratio"], spread = ratio_of(ours, values[best])
-                beside["target"] = "<=", 0.5
-        records.add(f"{size} embeddings, {pair.name}{what}", statistics.median(ours), "ms", **beside, spread=spread)
+        turns = {name: [[value[at] for value in burst] for burst in found.get((name, size), ())] for name in (pair.name, pair.beside)}
+        ours, others = turns[pair.name], turns[pair.beside]
+        beside = {"ceiling_name": pair.beside, **compared(ours, others)} if len(ours) == len(others) else {"interval": drawn(median_of, ours)}
+        records.add(f"{size} embeddings, {pair.name}{what}", median_of(ours), "ms", **beside)
 
 
 # --- hooks ----------------------------------------------------------------------------------------
@@ -321,16 +325,15 @@ def ec_hooks(lab, records, rounds):
             way = list(ways)[turn % 4 > 1]
             for rows in SIZES:
                 for name in list(sides)[::1 if turn % 2 else -1]:
-                    found[name, rows, way].append(sides[name].first_token(rows, ways[way]))
+                    found[name, rows, way].append([sides[name].first_token(rows, ways[way])])
     for agent in agents:
         agent.stop()
     for way, rows in itertools.product(ways, SIZES):
         theirs = found["files", rows, way]
         for name in ("local", "tcp"):
             ours = found[name, rows, way]
-            ratio, spread = ratio_of(ours, theirs)
-            records.add(f"hooks until the first token, {rows} embeddings, {name}{way}", statistics.median(ours), "us", ceiling_name="ECExampleConnector",
-                        ceiling=statistics.median(theirs), ratio=ratio, target=("<=", 0.5), spread=spread)
+            records.add(f"hooks until the first token, {rows} embeddings, {name}{way}", median_of(ours), "us", ceiling_name="ECExampleConnector",
+                        **compared(ours, theirs))
 
 
 # --- bytes ----------------------------------------------------------------------------------------

@@ -149,12 +149,12 @@ Requests with an image each, two at a time, of which 70 % have one of 30 images,
 Time from E's answer to PD's first token of a request with a new image, minus the same for another request with that image, whose output PD's engine then has
 in its own cache, while E has just encoded another one. 512 bytes an embedding; at PD vLLM's cache of processed images is off, so that both requests process the image. `local` and `tcp` are transports of
 `DrayECConnector`: with `local`, PD reads in E's pool. In the same rounds are ECExampleConnector, which writes a file and reads it on the same host, and
-ECMooncakeConnector over TCP, with a runner that calls it in each step. The ceiling of `local` is the better one of the two, that of `tcp` is
-ECMooncakeConnector. Each figure is the difference of two times of up to a tenth of a second, most of which is the image's processing and the model.
+ECMooncakeConnector over TCP, with a runner that calls it in each step. While PD has a request of `local` or ECExampleConnector, the processes of E are
+stopped: they need nothing of it, and E's worker would take a processor from PD, because it looks for messages without a pause for a second. With `local, E runs` they are not, as with
+ECMooncakeConnector, which needs E. Each figure is the difference of two times of up to a tenth of a second, most of which is the image's processing and the model.
 The rows "from PD's scheduler to its model" are the same difference of the part between, in which connectors work: from the time at which PD's scheduler has
 the request until the inputs of its model are there. A ratio is that of medians, with the interval in which it
-lies for 95 % of samples of the values (bootstrap); there is none if the interval of a median reaches zero. With `local` and ECExampleConnector the processes of E are
-stopped while PD has the request, because they would take a processor from it: they look for messages without a pause for a second."""),
+lies for 95 % of samples of the turns (bootstrap); its end is infinite if the median of the ceiling may be zero."""),
     ("vllm_ec_hooks", "vLLM: the hooks of the connectors of encoder outputs", """\
 What the hooks of a consumer's connector take until a request with a new image has its first token, minus the same with its output in the engine's own
 cache, where a request has read it before, with vLLM's scheduler and without a model:
@@ -232,8 +232,10 @@ def table(records):
     for r in records:
         ceiling = "" if r["ceiling"] is None else f"{figure(r['ceiling'])} {r['unit']}, {r['ceiling_name']}"
         met = {True: "yes", False: "no", None: ""}[r["met"]]
-        yield (f"| {r['name']} | {figure(r['value'])} {r['unit']} | {ceiling} | {figure(r['ratio'])} | "
-               f"{r['target'] or ''} | {met} |")
+        lies = f" ({' to '.join(map(figure, r['interval']))})" if r.get("interval") else ""
+        value, ratio = f"{figure(r['value'])} {r['unit']}", figure(r["ratio"])
+        value, ratio = (value + lies, ratio) if r["ratio"] is None else (value, ratio + lies)
+        yield f"| {r['name']} | {value} | {ceiling} | {ratio} | {r['target'] or ''} | {met} |"
 
 
 def matrix_parts(runs, page):
