@@ -60,7 +60,7 @@ MIB = 1 << 20
 def _ports():
     """Ports for agents: none that Linux gives to a socket without a port, which could take it before the agent does, and none of
     another run of tests beside this one, as long as there are no more runs than parts."""
-    first, parts = 10000, 8
+    first, parts = 10000, 16
     end = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     mine = range(first, end)
     with socket.socket(socket.AF_UNIX) as claim:
