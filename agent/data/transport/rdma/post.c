@@ -360,14 +360,23 @@ static bool less_loaded(const struct rdma_queue *a, const struct rdma_queue *b)
 	return a->qp.rank < b->qp.rank;
 }
 
+/*
+ * The list takes no further slice. Reads on Soft-RoCE wait until the list before them has completed. Meanwhile the queue pair is
+ * idle, so their list takes as many slices as the queue pair has room for.
+ */
+static bool list_full(const struct rdma_list *l)
+{
+	return l->bytes >= RDMA_LIST_BYTES && !(l->reads && l->queue->qp.soft_roce);
+}
+
 /* The queue pair of the open list if the slice fits in there, else the least loaded one that can take the slice. */
 static struct rdma_queue *choose_queue(struct rdma_channel *ch, const struct rdma_list *l,
 				       const struct slice *s)
 {
 	struct rdma_queue *best = NULL;
 
-	if (l->n && l->bytes < RDMA_LIST_BYTES && l->n + n_segs(s) <= RDMA_LIST &&
-	    l->queue->ch == ch && has_room(l->queue, l) && fits(l->queue, s))
+	if (l->n && !list_full(l) && l->n + n_segs(s) <= RDMA_LIST && l->queue->ch == ch &&
+	    has_room(l->queue, l) && fits(l->queue, s))
 		return l->queue;
 	dray_list_for_each(&ch->queues, p, struct rdma_queue, link) {
 		if (!has_room(p, l) || !fits(p, s))
@@ -433,7 +442,7 @@ void rdma_channel_pull(struct rdma_channel *ch)
 		slice_begin(p, s);
 		slice_post(p, l);
 		/* Small slices wait for each other. A list that is long enough is posted at once. */
-		if (l->bytes >= RDMA_LIST_BYTES)
+		if (list_full(l))
 			list_post(l);
 	}
 	if (l->queue)
