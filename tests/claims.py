@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several runs of pytest share test files out: with DRAY_CLAIMS, a folder of theirs, each run takes the files that no other
-run has claimed, and imports only those. A conftest.py imports the two hooks from here."""
+run has claimed. Before pytest 8 it imports only those; later ones find the fixtures of a conftest.py in their first collection alone.
+A conftest.py imports the two hooks from here."""
 
 import os
 import pathlib
@@ -10,14 +11,15 @@ import pytest
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session):
-    """Leaves nothing to collect before the first test."""
-    if "DRAY_CLAIMS" in os.environ and not session.config.option.collectonly:
-        session.claimable, session.config.args = session.config.args, []
+    """Leaves nothing to collect before the first test, if whole folders are given."""
+    folders = [pathlib.Path(given) for given in session.config.args]
+    if "DRAY_CLAIMS" in os.environ and not session.config.option.collectonly and pytest.version_tuple < (8,) and all(f.is_dir() for f in folders):
+        session.claimable, session.config.args = [file for f in folders for file in f.glob("test_*.py")], []
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session):
-    if not hasattr(session, "claimable"):
+    if "DRAY_CLAIMS" not in os.environ or session.testsfailed or session.config.option.collectonly:
         return None
     items = claimed(session, pathlib.Path(os.environ["DRAY_CLAIMS"]))
     item = next(items, None)
@@ -31,14 +33,18 @@ def pytest_runtestloop(session):
 def claimed(session, folder):
     """The tests of the files that this run claims. It claims a file when it has run the previous one; the longest files
     come first, because all runs wait for the last file. A file that cannot be imported is a failure among its tests."""
+    files = {file: None for file in getattr(session, "claimable", ())}
+    for item in session.items:
+        files.setdefault(item.path, []).append(item)
     collected = 0
-    files = [file for given in session.claimable for file in pathlib.Path(given).glob("test_*.py")]
     for file in sorted(files, key=lambda file: -file.stat().st_size):
         try:
             (folder / file.stem).mkdir()
         except FileExistsError:
             continue
-        items = session.perform_collect([str(file)])
-        collected += len(items)
-        session.testscollected = collected
+        items = files[file]
+        if items is None:
+            items = session.perform_collect([str(file)])
+            collected += len(items)
+            session.testscollected = collected
         yield from items
