@@ -323,6 +323,30 @@ static void test_reads_alone(void **state)
 	assert_same(0, 0, 2 << 20);
 }
 
+/* On Soft-RoCE neither small writes nor small reads join the list of the others. */
+static void test_no_mixed_lists(void **state)
+{
+	struct fake_qp *f;
+
+	lab->soft_roce = true;
+	f = simple(256);
+	submit(DMSG_DIRECTION_READ, (const uint64_t[][3]){ { 0, 0, 100 } }, 1, false);
+	write_all(100);
+	turn();
+	/* the read and its confirming read */
+	assert_int_equal(f->tail, 2);
+	run(f, 2);
+	turn();
+	assert_int_equal(f->tail, 3);
+	submit(DMSG_DIRECTION_READ, (const uint64_t[][3]){ { 0, 0, 100 } }, 1, false);
+	write_all(100);
+	turn();
+	assert_int_equal(f->tail, 3);
+	run_all();
+	assert_int_equal(last()->code, 0);
+	assert_int_equal(lab->rig.n_ended, 4);
+}
+
 /* A slice of many requests is posted list by list. */
 static void test_scattered_reads_alone(void **state)
 {
@@ -870,6 +894,7 @@ int main(void)
 		TEST(flush_before_notification),
 		TEST(confirmed_reads),
 		TEST(reads_alone),
+		TEST(no_mixed_lists),
 		TEST(scattered_reads_alone),
 		TEST(spread),
 		TEST(keys_decide),

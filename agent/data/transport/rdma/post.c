@@ -369,12 +369,18 @@ static bool list_full(const struct rdma_list *l)
 	return l->bytes >= RDMA_LIST_BYTES && !(l->reads && l->queue->qp.soft_roce);
 }
 
-/* The queue pair of the open list if the slice fits in there, else the least loaded one that can take the slice. */
-static struct rdma_queue *choose_queue(struct rdma_channel *ch, const struct rdma_list *l,
+/*
+ * The queue pair of the open list if the slice fits in there, else the least loaded one that can take the slice. On Soft-RoCE a list
+ * has only reads, or none.
+ */
+static struct rdma_queue *choose_queue(struct rdma_channel *ch, struct rdma_list *l,
 				       const struct slice *s)
 {
 	struct rdma_queue *best = NULL;
 
+	if (l->n && l->queue->qp.soft_roce &&
+	    l->reads != (s->xfer->direction == DMSG_DIRECTION_READ))
+		list_post(l);
 	if (l->n && !list_full(l) && l->n + n_segs(s) <= RDMA_LIST && l->queue->ch == ch &&
 	    has_room(l->queue, l) && fits(l->queue, s))
 		return l->queue;
