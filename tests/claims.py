@@ -12,8 +12,9 @@ import pytest
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session):
     """Leaves nothing to collect before the first test, if whole folders are given."""
-    folders = [pathlib.Path(given) for given in session.config.args]
-    if "DRAY_CLAIMS" in os.environ and not session.config.option.collectonly and pytest.version_tuple < (8,) and all(f.is_dir() for f in folders):
+    folders = [pathlib.Path(given) for given in session.config.args]  # none: the conftest.py of another folder has left nothing
+    claims = "DRAY_CLAIMS" in os.environ and not session.config.option.collectonly and pytest.version_tuple < (8,)
+    if claims and folders and all(f.is_dir() for f in folders):
         session.claimable, session.config.args = [file for f in folders for file in f.glob("test_*.py")], []
 
 
