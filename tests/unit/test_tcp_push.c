@@ -314,6 +314,104 @@ static void test_lost(void **state)
 	}
 }
 
+/* A requester with so many streams, whose sockets take only a part of a large WRITE. */
+static void start_narrow(uint32_t streams)
+{
+	hand_own_prepare();
+	a->core.cfg.tcp_streams = streams;
+	a->core.cfg.tcp_buffer = 20000;
+	a->core.cfg.slice_size = 8 * MIB;
+	hand_own_go();
+	for (uint32_t i = 1; i <= streams; i++) {
+		tcp_connect(&tcp_peer_get(a->tcp, LAB_PEER)->channels[DMSG_CLASS_BULK]);
+		hand_stream(i);
+		lab_settle(&hand.lab);
+	}
+}
+
+/* The test's end of the requester's first stream, and its id. */
+static int first_stream(uint64_t *ret_id)
+{
+	struct tcp_channel *ch = &tcp_peer_get(a->tcp, LAB_PEER)->channels[DMSG_CLASS_BULK];
+	const struct tcp_requester *p =
+		dray_list_first(&ch->streams, struct tcp_requester, s.peer_link);
+
+	for (unsigned i = 0; i < hand.lab.n_raw; i++)
+		if (hand.lab.raw_id[i] == p->s.id) {
+			*ret_id = p->s.id;
+			return hand.lab.raw_fd[i];
+		}
+	fail();
+	return -1;
+}
+
+/* A WRITE that is partly sent closes the stream when it is stopped, and so ends the transfer that comes after it in the session. */
+static void test_session_stops(void **state)
+{
+	uint64_t id;
+	int fd;
+
+	start_narrow(1);
+	take_all(2 * MIB);
+	ask(2 * MIB);
+	lab_transfer1(a, 1, DMSG_DIRECTION_WRITE, 4 * MIB, 0, 4 * MIB);
+	fd = first_stream(&id);
+	answer(fd, id);
+	lab_send(&hand.lab, fd, store, 1000);
+	lab_settle(&hand.lab);
+	assert_int_equal(a->n_ended, 0);
+	xfer_session_stop(&a->core, &a->session, DRAY_E_SESSION_CLOSED);
+	hand_expect_end(1, DRAY_E_SESSION_CLOSED);
+	hand_expect_end(q->id, DRAY_E_PEER_LOST);
+	assert_int_equal(a->n_ended, 2);
+	assert_int_equal(a->link.started, a->link.ended);
+	close(fd);
+	hand_own_finish();
+}
+
+static const struct core_upcalls *up_before;
+
+static void stop_another(struct core *c, struct xfer *x)
+{
+	up_before->xfer_ended(c, x);
+	if (x->request_id == q->id)
+		hand_stop(2, DRAY_E_CANCELLED, true);
+}
+
+/* The end of one stream ends a transfer, whose client's next step closes the stream behind it. */
+static void test_streams_end_each_other(void **state)
+{
+	struct core_upcalls up;
+	uint64_t id;
+	int fd;
+
+	start_narrow(2);
+	take_all(2 * MIB);
+	ask(2 * MIB);
+	fd = first_stream(&id);
+	lab_transfer1(a, 2, DMSG_DIRECTION_WRITE, 4 * MIB, 0, 4 * MIB);
+	lab_settle(&hand.lab);
+	lab_transfer1(a, 1, DMSG_DIRECTION_WRITE, 4 * MIB, 0, 4 * MIB);
+	answer(fd, id);
+	lab_send(&hand.lab, fd, store, 1000);
+	lab_settle(&hand.lab);
+	assert_int_equal(a->n_ended, 0);
+	up_before = a->core.up;
+	up = *up_before;
+	up.xfer_ended = stop_another;
+	a->core.up = &up;
+	hand_stop(1, DRAY_E_CANCELLED, true);
+	a->core.up = up_before;
+	hand_expect_end(1, DRAY_E_CANCELLED);
+	hand_expect_end(2, DRAY_E_CANCELLED);
+	hand_expect_end(q->id, DRAY_E_PEER_LOST);
+	assert_int_equal(a->n_ended, 3);
+	assert_int_equal(lab_counter(a, DRAY_METRIC_TCP_STREAM_RESETS_TOTAL), 2);
+	for (unsigned i = 0; i < 2; i++)
+		close(hand.lab.raw_fd[i]);
+	hand_own_finish();
+}
+
 /* The owner stops sending. */
 static void test_stalls(void **state)
 {
@@ -422,11 +520,17 @@ static void test_unread(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_sizes),   cmocka_unit_test(test_gaps),
-		cmocka_unit_test(test_stopped), cmocka_unit_test(test_limit_of_slices),
-		cmocka_unit_test(test_lost),    cmocka_unit_test(test_stalls),
-		cmocka_unit_test(test_fault),   cmocka_unit_test(test_broken),
+		cmocka_unit_test(test_sizes),
+		cmocka_unit_test(test_gaps),
+		cmocka_unit_test(test_stopped),
+		cmocka_unit_test(test_limit_of_slices),
+		cmocka_unit_test(test_lost),
+		cmocka_unit_test(test_stalls),
+		cmocka_unit_test(test_fault),
+		cmocka_unit_test(test_broken),
 		cmocka_unit_test(test_unread),
+		cmocka_unit_test(test_session_stops),
+		cmocka_unit_test(test_streams_end_each_other),
 	};
 
 	return cmocka_run_group_tests_name("tcp_push", tests, set_up, tear_down);

@@ -80,6 +80,20 @@ void xfer_session_deinit(struct xfer_session *s)
 	free(s->reading);
 }
 
+void xfer_session_stop(struct core *c, struct xfer_session *s, uint32_t code)
+{
+	struct dray_list seen = DRAY_LIST_INIT(seen);
+
+	/* the stop of one transfer may close a stream, and with it end others of the session */
+	while (!dray_list_empty(&s->xfers)) {
+		struct xfer *x = dray_list_first(&s->xfers, struct xfer, session_link);
+
+		dray_list_move(&seen, &x->session_link);
+		xfer_stop(c, x, code, NULL, true);
+	}
+	dray_list_splice(&s->xfers, &seen);
+}
+
 struct xfer *xfer_find(struct xfer_session *s, uint64_t request_id)
 {
 	return dray_map_entry(dray_map_find(&s->by_request, &request_id, sizeof(request_id)),

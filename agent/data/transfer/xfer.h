@@ -38,6 +38,8 @@ struct xfer *xfer_find(struct xfer_session *s, uint64_t request_id);
 
 /* Stops it: no new slices, and the transport ends those in flight. urgent: its memory goes away now. Idempotent. */
 void xfer_stop(struct core *c, struct xfer *x, uint32_t code, const char *detail, bool urgent);
+/* The same, urgently, for all transfers of the session, which starts no other. */
+void xfer_session_stop(struct core *c, struct xfer_session *s, uint32_t code);
 
 /*
  * The transport is done with the slice, which is freed. code 0: all its bytes are in place. Any other code ends the

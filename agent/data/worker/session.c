@@ -140,12 +140,6 @@ void wsession_add(struct worker *w, int fd, struct session_shared *shared)
 		wsession_die(s, DRAY_E_NO_MEMORY);
 }
 
-static void stop_all(struct wsession *s, uint32_t code, bool urgent)
-{
-	dray_list_for_each(&s->xs.xfers, x, struct xfer, session_link)
-		xfer_stop(&s->worker->core, x, code, NULL, urgent);
-}
-
 static void die(struct wsession *s, uint32_t code, struct packet *goodbye)
 {
 	s->dead = true;
@@ -156,7 +150,7 @@ static void die(struct wsession *s, uint32_t code, struct packet *goodbye)
 						 .session = s->xs.handle,
 						 .code = code,
 						 .packet = goodbye });
-	stop_all(s, DRAY_E_SESSION_CLOSED, true);
+	xfer_session_stop(&s->worker->core, &s->xs, DRAY_E_SESSION_CLOSED);
 }
 
 void wsession_die(struct wsession *s, uint32_t code)
@@ -168,7 +162,7 @@ void wsession_die(struct wsession *s, uint32_t code)
 void wsession_stop(struct wsession *s, uint32_t code)
 {
 	s->dead = true;
-	stop_all(s, code, true);
+	xfer_session_stop(&s->worker->core, &s->xs, code);
 	fetches_close(s);
 }
 

@@ -44,20 +44,33 @@ static bool stop_on(struct tcp_requester *p, const struct xfer *x, bool urgent,
 	return tear;
 }
 
+/*
+ * Takes the slices that may end now from the open streams. Returns the first stream that must be closed for the others: when it has
+ * been, the streams are looked at again, because its end may have ended other transfers and closed other streams. NULL: there is none.
+ */
+static struct tcp_requester *stop_until_torn(struct tcp_channel *ch, const struct xfer *x,
+					     bool urgent, struct dray_list *over)
+{
+	dray_list_for_each(&ch->streams, p, struct tcp_requester, s.peer_link) {
+		if (p->s.state != TCP_OPEN)
+			continue;
+		if (stop_on(p, x, urgent, over))
+			return p;
+		if (p->sent == p->tail)
+			tcp_channel_pull_later(ch);
+	}
+	return NULL;
+}
+
 void tcp_channel_stop(struct core *c, void *state, struct xfer *x, bool urgent)
 {
 	struct tcp_channel *ch = x->channel->owner;
 	struct dray_list over = DRAY_LIST_INIT(over);
+	struct tcp_requester *torn;
 
 	stage_channel_stop(c, &ch->ch, x, urgent, &over);
-	dray_list_for_each(&ch->streams, p, struct tcp_requester, s.peer_link) {
-		if (p->s.state != TCP_OPEN)
-			continue;
-		if (stop_on(p, x, urgent, &over))
-			tcp_requester_lose(&p->s);
-		else if (p->sent == p->tail)
-			tcp_channel_pull_later(ch);
-	}
+	while ((torn = stop_until_torn(ch, x, urgent, &over)))
+		tcp_requester_lose(&torn->s);
 	/* A closed stream touches no memory here; only the remote side's state is unknown. */
 	if (urgent)
 		dray_list_for_each(&ch->lost, p, struct tcp_requester, s.peer_link)
