@@ -146,7 +146,7 @@ static void drained(struct agent *a)
 		stop(a, 0);
 }
 
-/* They return their grants, and what they have leased of the store, when their transfers here have finished. */
+/* They return their grants, and what the store lends them, when their transfers here have finished. */
 static bool peers_use(const struct agent *a)
 {
 	return grants_total(a->regions) || exchange_totals(a->exchange).lent;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How a worker reaches a peer. The control thread creates it; only the atomic members change. */
+/* How a worker reaches a peer. The control thread creates it; only the atomic members and store_held change. */
 #pragma once
 
 #include <stdatomic.h>
@@ -25,6 +25,8 @@ struct peer_link {
 	_Atomic uint64_t started, ended; /* counts of transfers that use the link */
 	_Atomic bool rests;              /* the next transfer that starts sends EVENT_PEER_USED */
 	_Atomic uint32_t refs;           /* workers that hold it */
+	/* bytes of objects that are sent behind answers to its questions; under the lock of the store */
+	uint64_t store_held;
 };
 
 /* A transfer starts to use the link. True: the worker must send EVENT_PEER_USED. */

@@ -105,6 +105,13 @@ static void sum_all(struct dray_job *j)
 		dray_jobs_add(l->store->jobs, j, sum_all, NULL);
 }
 
+/* An object is lent, or given back. Under the lock. */
+static void count_lent(const struct store_object *o, uint64_t bytes)
+{
+	o->member->account->store_lent += bytes;
+	store_of(o)->totals.lent += bytes;
+}
+
 /* The object is not lent any more. */
 static void give_back(struct store_loan *l, struct loan_item *i)
 {
@@ -114,7 +121,7 @@ static void give_back(struct store_loan *l, struct loan_item *i)
 	if (!o)
 		return;
 	pthread_mutex_lock(&l->store->lock);
-	o->member->account->store_lent -= bytes;
+	count_lent(o, 0 - bytes);
 	pthread_mutex_unlock(&l->store->lock);
 	l->bytes -= bytes;
 	store_get_end(&i->get);
@@ -208,7 +215,7 @@ static void lend_one(struct store_loan *l, struct store_space *sp, struct store_
 	if (g->status)
 		return;
 	l->bytes += room(o->policy.bytes);
-	o->member->account->store_lent += room(o->policy.bytes);
+	count_lent(o, room(o->policy.bytes));
 	t->lent_objects++;
 	t->lent_bytes += o->policy.bytes;
 }
@@ -262,9 +269,16 @@ bool store_lends(const struct store *s)
 	return s->cfg.lend;
 }
 
+/* An agent that holds *held bytes by store_find() may hold so many more. What it has leased counts as that of others. */
+static bool finder_may_hold(const struct store *s, uint64_t held, uint64_t bytes)
+{
+	return held + bytes <= budget_share(s->cfg.bytes / 2, s->totals.lent - held, 0);
+}
+
 /* Holds it. Under the lock. */
 static enum dmsg_store_status find_hold(struct store *s, struct dray_str space,
-					struct store_key key, uint64_t most, struct store_lent *f)
+					struct store_key key, uint64_t most, uint64_t *held,
+					struct store_lent *f)
 {
 	struct store_space *sp = space_find(s, NULL, space);
 	struct store_object *o = sp ? item_find(sp, key) : NULL;
@@ -274,13 +288,15 @@ static enum dmsg_store_status find_hold(struct store *s, struct dray_str space,
 	if (!o)
 		return DMSG_STORE_STATUS_NOT_FOUND;
 	if (o->policy.bytes > most || item_tier(o) != DMSG_STORE_TIER_MEMORY ||
-	    o->policy.bytes > store_lend_most(s) || !owner_lends(o, false))
+	    !finder_may_hold(s, *held, room(o->policy.bytes)) || !owner_lends(o, false))
 		return DMSG_STORE_STATUS_BUSY;
 	status = item_get(o, NULL, &g);
 	if (status)
 		return status;
 	f->object = g.object;
-	o->member->account->store_lent += room(o->policy.bytes);
+	f->held = held;
+	*held += room(o->policy.bytes);
+	count_lent(o, room(o->policy.bytes));
 	s->totals.lent_objects++;
 	s->totals.lent_bytes += o->policy.bytes;
 	f->p = s->base + store_object_offset(o);
@@ -290,14 +306,14 @@ static enum dmsg_store_status find_hold(struct store *s, struct dray_str space,
 }
 
 enum dmsg_store_status store_find(struct store *s, struct dray_str space, struct store_key key,
-				  uint64_t most, struct store_lent *ret)
+				  uint64_t most, uint64_t *held, struct store_lent *ret)
 {
 	enum dmsg_store_status status;
 	struct sum_part sum;
 
 	*ret = (struct store_lent){ .bytes = 0 };
 	pthread_mutex_lock(&s->lock);
-	status = find_hold(s, space, key, most, ret);
+	status = find_hold(s, space, key, most, held, ret);
 	if (!status)
 		sum = *sum_part(ret->object);
 	pthread_mutex_unlock(&s->lock);
@@ -319,9 +335,20 @@ void store_lent_end(struct store_lent *f)
 	struct store *s = store_of(o);
 
 	pthread_mutex_lock(&s->lock);
-	o->member->account->store_lent -= room(o->policy.bytes);
+	*f->held -= room(o->policy.bytes);
+	count_lent(o, 0 - room(o->policy.bytes));
 	item_put(o);
 	pthread_mutex_unlock(&s->lock);
+}
+
+uint64_t store_lent_bytes(struct store *s)
+{
+	uint64_t bytes;
+
+	pthread_mutex_lock(&s->lock);
+	bytes = s->totals.lent;
+	pthread_mutex_unlock(&s->lock);
+	return bytes;
 }
 
 uint64_t store_lend_most(const struct store *s)

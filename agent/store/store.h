@@ -279,17 +279,21 @@ struct store_asker {
 bool store_lends(const struct store *s);
 /*
  * Holds an object in memory, of at most `most` bytes, for another agent, whose owner may use the name space (store_may_use()), until
- * store_lent_end(). Busy: there is one that is not in memory, is larger, or may not be lent now.
+ * store_lent_end(). Busy: there is one that is not in memory, is larger, or may not be lent now. held: bytes that this agent holds so,
+ * which the store counts under its lock; it outlives what is held.
  */
 struct store_lent {
 	struct store_object *object;
+	uint64_t *held;
 	uint8_t *p;
 	uint64_t bytes;
 	uint32_t crc, cost_us;
 };
 enum dmsg_store_status store_find(struct store *s, struct dray_str space, struct store_key key,
-				  uint64_t most, struct store_lent *ret);
+				  uint64_t most, uint64_t *held, struct store_lent *ret);
 void store_lent_end(struct store_lent *f);
+/* What other agents hold now, by store_find() and in loans; whole granules. */
+uint64_t store_lent_bytes(struct store *s);
 
 /* --- control thread --- */
 
@@ -332,9 +336,10 @@ struct store_totals {
 	uint64_t evictions, evicted_bytes, evicted_cost_us;
 	uint64_t disk_objects, disk_bytes, disk_pending_bytes;
 	uint64_t disk_evictions, disk_skipped;
-	uint64_t disk_batches, disk_turns;       /* that read from disk, and the turns they took */
-	uint64_t lent_objects, lent_bytes;       /* to other agents, since the start */
-	uint64_t copies;                         /* that came from other agents */
+	uint64_t disk_batches, disk_turns; /* that read from disk, and the turns they took */
+	uint64_t lent;                     /* bytes that other agents hold now; whole granules */
+	uint64_t lent_objects, lent_bytes; /* to other agents, since the start */
+	uint64_t copies;                   /* that came from other agents */
 	uint64_t unsaved_objects, unsaved_bytes; /* that are only in memory */
 	bool has_disk;
 	struct disk_info disk; /* of the tier itself */

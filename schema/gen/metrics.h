@@ -193,7 +193,10 @@ enum dray_metric {
 	DRAY_METRIC_STORE_DISK_HITS_TOTAL,
 	/* Of dray_store_misses_total, keys of GET whose bytes came from another agent. */
 	DRAY_METRIC_STORE_REMOTE_HITS_TOTAL,
-	/* Of dray_store_remote_hits_total, keys whose bytes came with the answer to the lookup. */
+	/*
+	 * Of dray_store_remote_hits_total, keys whose bytes came with, or behind, the answer to the
+	 * lookup.
+	 */
 	DRAY_METRIC_STORE_REMOTE_ANSWERED_TOTAL,
 	/*
 	 * Of dray_store_remote_answered_total, keys that a worker has asked for on its own data
@@ -255,7 +258,11 @@ enum dray_metric {
 	 * Microseconds that it takes to compute the evicted objects again, as their clients said.
 	 */
 	DRAY_METRIC_STORE_EVICTED_COST_TOTAL,
-	DRAY_METRIC_STORE_LENT_BYTES, /* Bytes of objects that other agents have leased. */
+	/*
+	 * Bytes of objects that other agents have leased, or that are being sent to them behind an
+	 * answer.
+	 */
+	DRAY_METRIC_STORE_LENT_BYTES,
 	DRAY_METRIC_STORE_LENT_OBJECTS_TOTAL, /* Objects that were lent to other agents. */
 	DRAY_METRIC_STORE_LENT_BYTES_TOTAL, /* Bytes of these objects. */
 	DRAY_METRIC_STORE_DISK_OBJECTS, /* Objects in the disk tier. */

@@ -411,6 +411,43 @@ static void test_share(void **state)
 				 i < 2 ? PMSG_STORE_ANSWER_FOUND : PMSG_STORE_ANSWER_BUSY);
 }
 
+static enum dmsg_store_status find(unsigned i, uint64_t *held, struct store_lent *ret)
+{
+	return store_find(rig.s.store, (struct dray_str){ "kv", 2 }, key_of(i), MIB, held, ret);
+}
+
+/* What workers send behind answers is lent as by leases: it is counted, and each peer has its share. */
+static void test_share_of_finders(void **state)
+{
+	uint64_t held[2] = { 0 };
+	struct store_lent lent[5], other;
+
+	rig.s.budgets.of[RESOURCE_STORE_BYTES].max = 16 * MIB;
+	rig.s.budgets.of[RESOURCE_STORE_BYTES].owner_max = 16 * MIB;
+	for (unsigned i = 0; i < 9; i++)
+		put(i, MIB);
+	for (unsigned i = 0; i < 5; i++)
+		assert_int_equal(find(i, &held[0], &lent[i]),
+				 i < 4 ? DMSG_STORE_STATUS_OK : DMSG_STORE_STATUS_BUSY);
+	assert_int_equal(held[0], 4 * MIB);
+	assert_int_equal(exchange_totals(rig.x).lent, 4 * MIB);
+	look_up(OTHER, 0, 9, 0);
+	for (unsigned i = 0; i < 9; i++)
+		assert_int_equal(rig.found[i].answer,
+				 i < 2 ? PMSG_STORE_ANSWER_FOUND : PMSG_STORE_ANSWER_BUSY);
+	assert_int_equal(find(5, &held[1], &other), DMSG_STORE_STATUS_OK);
+	assert_int_equal(find(6, &held[1], &lent[4]), DMSG_STORE_STATUS_BUSY);
+	assert_int_equal(exchange_totals(rig.x).lent, 7 * MIB);
+	store_lent_end(&other);
+	for (unsigned i = 0; i < 4; i++)
+		store_lent_end(&lent[i]);
+	assert_int_equal(held[0] + held[1], 0);
+	assert_int_equal(exchange_totals(rig.x).lent, 2 * MIB);
+	exchange_release(rig.x, OTHER, rig.grant);
+	fake_answer_all();
+	assert_int_equal(exchange_totals(rig.x).lent, 0);
+}
+
 /* An owner works with half of its memory, whoever asks for the other half. */
 static void test_share_of_owner(void **state)
 {
@@ -749,6 +786,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_release, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_expiry, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_share, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_share_of_finders, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_share_of_owner, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_in_use, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_many_lookups, set_up, tear_down),

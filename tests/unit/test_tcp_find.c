@@ -21,8 +21,8 @@ static struct {
 	unsigned n;
 } owner;
 
-static uint32_t find(struct core *c, const struct peer_link *link, const uint8_t *question,
-		     size_t n, uint8_t *found, size_t *ret_n, struct pushed **ret_pushed)
+static uint32_t find(struct core *c, struct peer_link *link, const uint8_t *question, size_t n,
+		     uint8_t *found, size_t *ret_n, struct pushed **ret_pushed)
 {
 	assert_int_equal(link->peer, LAB_PEER);
 	owner.n++;

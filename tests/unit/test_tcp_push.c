@@ -27,8 +27,8 @@ static void pushed_end(struct pushed *p)
 	free(p);
 }
 
-static uint32_t find(struct core *c, const struct peer_link *link, const uint8_t *question,
-		     size_t n, uint8_t *found, size_t *ret_n, struct pushed **ret_pushed)
+static uint32_t find(struct core *c, struct peer_link *link, const uint8_t *question, size_t n,
+		     uint8_t *found, size_t *ret_n, struct pushed **ret_pushed)
 {
 	struct pushed *p = calloc(1, sizeof(*p));
 

@@ -61,7 +61,7 @@ struct exchange_totals exchange_totals(const struct exchange *x)
 
 	if (!x)
 		return t;
-	t.lent = x->lent;
+	t.lent = store_lent_bytes(x->deps.store);
 	t.summary_bytes = summarizer_bytes(x->summarizer);
 	t.summary_skipped = x->n_skipped;
 	for (uint32_t i = 0; i < x->n_lenders; i++) {

@@ -57,7 +57,6 @@ struct exchange {
 	struct timers expiry;
 	struct dray_map borrowers; /* struct borrower by peer */
 	uint32_t n_loans;
-	uint64_t lent; /* bytes of all loans */
 	/* lenders.c */
 	struct lender *lenders;     /* those of store.peers, then the others */
 	uint32_t n_lenders;         /* places that are in use, or were */

@@ -84,7 +84,6 @@ static void borrower_check(struct exchange *x, struct borrower *b)
 
 static void count(struct loan *l, uint64_t bytes)
 {
-	l->x->lent += bytes - l->bytes;
 	l->borrower->bytes += bytes - l->bytes;
 	l->bytes = bytes;
 }
@@ -151,11 +150,12 @@ static void expired(struct dray_heap_node *node, int64_t now)
 	loan_end(dray_container_of(node, struct loan, expiry), false);
 }
 
-/* What the peer may borrow now. hold: half of that, because it counts again when it is read. */
+/* What the peer may borrow now, beside what workers send it, which counts as that of others. hold: half of that, because it counts again when it is read. */
 static uint64_t room_of(const struct exchange *x, const struct borrower *b, bool hold)
 {
 	uint64_t most = (uint64_t)x->deps.cfg->limits.store_bytes / 2;
-	uint64_t share = budget_share(most, x->lent - b->bytes, 0) / (hold ? 2 : 1);
+	uint64_t lent = store_lent_bytes(x->deps.store);
+	uint64_t share = budget_share(most, lent - dray_min(lent, b->bytes), 0) / (hold ? 2 : 1);
 
 	return share > b->bytes ? share - b->bytes : 0;
 }

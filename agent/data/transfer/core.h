@@ -283,8 +283,8 @@ struct core_upcalls {
 	 * A peer asks for objects of the store: the body of a frame find. Writes that of a frame found, of FOUND_MAX bytes at most, and says
 	 * what follows it (NULL: nothing). An error code, or 0. May be NULL.
 	 */
-	uint32_t (*find)(struct core *c, const struct peer_link *link, const uint8_t *find,
-			 size_t n, uint8_t *found, size_t *ret_n, struct pushed **ret_pushed);
+	uint32_t (*find)(struct core *c, struct peer_link *link, const uint8_t *find, size_t n,
+			 uint8_t *found, size_t *ret_n, struct pushed **ret_pushed);
 };
 
 #define TRANSPORTS_MAX 5

@@ -247,7 +247,7 @@ void directs_forget(struct worker *w);
 int64_t directs_tick(struct worker *w);
 
 /* store_found.c: `find` of struct core_upcalls. */
-uint32_t find_answered(struct core *c, const struct peer_link *link, const uint8_t *find, size_t n,
+uint32_t find_answered(struct core *c, struct peer_link *link, const uint8_t *find, size_t n,
 		       uint8_t *found, size_t *ret_n, struct pushed **ret_pushed);
 
 /* store_keep.c */

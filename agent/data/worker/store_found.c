@@ -72,7 +72,7 @@ static struct pushed *push(const struct store_lent *v)
 	return &o->p;
 }
 
-uint32_t find_answered(struct core *c, const struct peer_link *link, const uint8_t *find, size_t n,
+uint32_t find_answered(struct core *c, struct peer_link *link, const uint8_t *find, size_t n,
 		       uint8_t *found, size_t *ret_n, struct pushed **ret_pushed)
 {
 	struct worker *w = worker_of(c);
@@ -93,8 +93,8 @@ uint32_t find_answered(struct core *c, const struct peer_link *link, const uint8
 		most = dray_min(m.store_lookup.room, (uint32_t)PMSG_FOUND_PUSHED_MAX);
 	for (uint32_t i = 0; i < n_keys; i++) {
 		struct store_lent o;
-		enum dmsg_store_status s =
-			store_find(w->store, m.store_lookup.space, keys[i], most - at, &o);
+		enum dmsg_store_status s = store_find(w->store, m.store_lookup.space, keys[i],
+						      most - at, &link->store_held, &o);
 
 		if (!s && pushes && o.bytes > PMSG_FOUND_SEALED_MAX) {
 			*ret_pushed = push(&o);
