@@ -34,7 +34,7 @@ static int start(struct bench_drive *d, struct bench_session *s)
 	int n;
 
 	d->active_ns = now;
-	if (!d->left || now >= d->ends_ns)
+	if (!d->left || now >= d->ends_ns || (d->load && bench_load_has_failed(d->load)))
 		return 0;
 	n = bench_session_start(s, d->left, now);
 	if (n < 0)

@@ -6,6 +6,7 @@
  */
 #pragma once
 
+#include "ctl/bench/load.h"
 #include "ctl/bench/session.h"
 
 struct bench_drive {
@@ -13,6 +14,8 @@ struct bench_drive {
 	struct bench_session *sessions; /* plan->sessions, borrowed */
 	int epoll_fd;
 	int64_t spin_ns;
+	/* After its failure no further transfer is started. Borrowed; NULL: there is none. */
+	const struct bench_load *load;
 	/* of the present lap */
 	struct bench_lap *lap;
 	int64_t ends_ns;
@@ -28,6 +31,6 @@ int bench_drive_open(struct bench_drive *d, const struct bench_plan *p,
 		     struct bench_session *sessions);
 void bench_drive_close(struct bench_drive *d);
 
-/* Runs `count` transfers, or for this time if count is 0, until all have ended. Fills *ret. 0 or -1. */
+/* Runs `count` transfers, or for this time if count is 0, until all have ended, or the load fails. Fills *ret. 0 or -1. */
 int bench_drive_lap(struct bench_drive *d, uint64_t count, int64_t duration_ns,
 		    struct bench_lap *ret);

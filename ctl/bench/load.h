@@ -5,6 +5,8 @@
  */
 #pragma once
 
+#include <stdbool.h>
+
 #include "ctl/bench/gpu.h"
 
 struct bench_load;
@@ -19,6 +21,9 @@ int bench_load_start(struct bench_load **ret, struct ctl *c, const struct bench_
 		     enum bench_load_kind kind);
 /* Ends it. NULL is allowed. */
 void bench_load_free(struct bench_load *l);
+
+/* The work on a GPU has failed; bench_load_rates() says on which. */
+bool bench_load_has_failed(const struct bench_load *l);
 
 /* Begins a time in which steps are counted. */
 void bench_load_mark(struct bench_load *l);

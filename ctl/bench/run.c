@@ -143,6 +143,7 @@ static int measure_beside(struct run *r)
 
 	if (load_alone(r, before) < 0)
 		return -1;
+	r->drive.load = r->load;
 	bench_load_mark(r->load);
 	if (lap(r, p->count, p->duration_ns) < 0 || bench_load_rates(r->load, beside) < 0 ||
 	    load_alone(r, after) < 0)

@@ -4,10 +4,11 @@
 import json
 import os
 import subprocess
+import threading
 
 import pytest
 from fake_gpu import PLUGIN, FakeGpus, uuid
-from harness import DRAYCTL
+from harness import DRAYCTL, until
 from test_ctl import conform, ctl, schema_of
 
 
@@ -101,7 +102,18 @@ def test_failures(agent, gpus, fails, why):
     assert agent.ctl("sessions", "--json")["sessions"] == []
 
 
-def test_gpu_is_lost(agent, gpus):
-    """A GPU that is lost below the load ends the measurement with its name."""
-    done = bench(agent, "--duration", "30s", "--load", "steady", "--gpu", uuid(0), FAKE_GPU_LOSE_AFTER="100")
+@pytest.mark.parametrize("lasts", [["--duration", "1h"], ["--count", 1 << 60]])
+@pytest.mark.parametrize("moment", ["before", "beside"])
+def test_gpu_is_lost(agent, gpus, lab, lasts, moment):
+    """A GPU that is lost below the load, before the transfers or beside them, ends the measurement with its name."""
+    file = lab.directory("load") / "lose"
+    done = []
+    thread = threading.Thread(target=lambda: done.append(bench(agent, *lasts, "--load", "steady", "--gpu", uuid(0), FAKE_GPU_LOSE=file,
+                                                               **{"FAKE_GPU_LOSE_AFTER": "20"} if moment == "before" else {})))
+    thread.start()
+    if moment == "beside":
+        until(lambda: gpus.status.copies > 20, "transfers run beside the load")
+        file.with_name("lose0").touch()
+    thread.join()
+    done, = done
     assert done.returncode == 1 and f"GPU {uuid(0)}" in done.stderr, done.stderr
