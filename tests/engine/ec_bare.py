@@ -2,8 +2,8 @@
 """Encoding engines and engines that use outputs, without their models: vLLM's real scheduler, a connector and a real agent.
 
 What an encoder would compute is a pattern that depends on the identifier of the image. An engine that would compute with other
-bytes fails the test. A step goes through the hooks in the order of vLLM's V1 runner, which calls no worker of a consumer in a step
-without tokens, and gives a producer's scheduler nothing back.
+bytes fails the test. A step goes through the hooks in the order of vLLM's model runner V1, which calls no worker of a consumer in a step
+without tokens, and gives a producer's scheduler nothing back; or of model runner V2, which does both.
 """
 
 import contextlib
@@ -59,9 +59,9 @@ def embeddings(identifier, rows):
 
 
 class Bare:
-    """One engine. role: "ec_producer" or "ec_consumer"."""
+    """One engine. role: "ec_producer" or "ec_consumer". v2: its workers are those of model runner V2."""
 
-    connector, options = "DrayECConnector", {"lease": 5}
+    connector, options, v2 = "DrayECConnector", {"lease": 5}, False
 
     def __init__(self, name, socket, role, size=4 << 20, budget=1024, **options):
         init_none_hash(sha256)
@@ -135,7 +135,7 @@ class Bare:
             self.cache.pop(identifier, None)
         ids = list(output.num_scheduled_tokens)
         result = EMPTY_MODEL_RUNNER_OUTPUT
-        if self.producer or ids:
+        if self.producer or ids or self.v2:
             self.worker.bind_connector_metadata(output.ec_connector_metadata)
             if self.producer:
                 self.worker.start_save_caches(encoder_cache=self.cache)
@@ -147,11 +147,12 @@ class Bare:
             self.worker.get_finished(output.finished_req_ids)
             metadata = self.worker.build_connector_worker_meta()
             self.worker.clear_connector_metadata()
+            reported = ECConnectorOutput(ec_connector_worker_meta=metadata) if self.v2 or not self.producer else None
+            result = ModelRunnerOutput.with_ec_conn_output_only(reported)
             if ids:
                 sampled = [[7] if requests[r][2] and not self.producer else [] for r in ids]
                 result = ModelRunnerOutput(ids, {r: i for i, r in enumerate(ids)}, sampled,
-                                           pooler_output=[None] * len(ids) if self.producer else None, ec_connector_output=None
-                                           if self.producer else ECConnectorOutput(ec_connector_worker_meta=metadata))
+                                           pooler_output=[None] * len(ids) if self.producer else None, ec_connector_output=reported)
         for outputs in self.scheduler.update_from_output(output, result).values():
             for one in outputs.outputs:
                 if one.finish_reason is not None:

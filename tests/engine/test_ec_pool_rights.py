@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Outputs that are read by the export of an encoder's pool, without waiting for the right of the offer."""
 
+import itertools
+import signal
 from types import SimpleNamespace
 
 import pytest
 from dray import errors
+from dray.events import Reconnected
 from dray.vllm.ec import consumer as consumer_module, pool_rights
 from dray.vllm.ec.load import Load
 from dray.vllm.ec.pool_rights import PoolExports, PoolRemotes
@@ -226,6 +229,54 @@ def test_the_step_after_the_tokens_tells_nothing(known, monkeypatch):
     assert told == [True]
     pd.idle()
     e.idle()
+
+
+@pytest.fixture(params=["V1", "V2"])
+def decodes(known, request):
+    """A step of the consumer that has tokens of a long answer, with either model runner."""
+    _, pd, _ = known
+    pd.v2, numbers = request.param == "V2", itertools.count()
+
+    def step():
+        if not any(name.startswith("text") for name in pd.scheduler.requests):
+            pd.add(f"text {next(numbers)}", [], tokens=1000)
+        pd.step()
+    yield step
+    for name in list(pd.scheduler.requests):
+        pd.abort(name)
+    pd.idle()
+
+
+@pytest.mark.parametrize("after", ["decodes", "is idle"])
+def test_an_agent_that_answers_late(known, agents, monkeypatch, decodes, after):
+    """The encoder has its place back when the answer has come, and the engine needs no more steps for it, whatever it does after the load."""
+    e, pd, early = known
+    monkeypatch.setattr(consumer_module, "_SOON", 600)
+    told = told_after(pd, monkeypatch)
+    step = decodes if after == "decodes" else pd.step
+    pd.add("late", images(1, 15), encode(e, "late", images(1, 15)), NO_PIXELS)
+    until(lambda: step() or "late" in pd.answers, "the token")
+    assert early[-1] and not told
+    agents[0].signal(signal.SIGSTOP)
+    try:
+        until(lambda: step() or told, "the encoder is told")
+        for _ in range(20):
+            step()
+        assert pd.side.busy
+    finally:
+        agents[0].signal(signal.SIGCONT)
+    until(lambda: step() or not pd.side.busy, "the answer")
+    until(lambda: e.step() or e.side.idle, "the encoder has its place back")
+    assert told == [True] and not agents[0].ctl("leases", "--json")["leases"]
+
+
+def test_the_end_of_the_session_is_seen_in_a_long_decode(known, agents, decodes):
+    _, pd, _ = known
+    seen, on_event = [], pd.side._grants.on_event
+    pd.side._grants.on_event = lambda event: seen.append(type(event)) or on_event(event)
+    decodes()
+    agents[1].restart()
+    until(lambda: decodes() or Reconnected in seen, "the session is there again")
 
 
 @pytest.mark.parametrize("other", ["an empty step", "tokens of another request"])

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import time
 
-__all__ = ["Rest"]
+__all__ = ["ANSWER", "Rest"]
 
+ANSWER = 0.001  # seconds in which an agent, also another engine's, mostly answers
 _PART = 1 / 8  # of the time that has passed
 _SHORTEST, _LONGEST = 0.002, 0.006  # seconds
-_ANSWER = 0.001  # for an answer of an agent, which comes sooner
 
 
 class Rest:
@@ -41,7 +41,7 @@ class Rest:
         if changed:
             self._waiting, self._since = waiting, now
         if answers:
-            return _ANSWER
+            return ANSWER
         if heard:
             return 0.0 if changed else _LONGEST
         rest = (now - self._since) * _PART

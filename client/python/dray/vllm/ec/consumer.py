@@ -14,7 +14,7 @@ from ...events import Disconnected
 from ...handles import Region, Remote
 from ..grants import Grants, Hold
 from ..options import Options
-from ..rest import Rest
+from ..rest import ANSWER, Rest
 from .door import Doors
 from .header import digest, verify
 from .inplace import Opened, open_named
@@ -37,7 +37,6 @@ __all__ = ["ConsumerSide"]
 
 _SOON = 0.5  # seconds after which a request that still waits for its outputs keeps their places by the right
 _NO_EXPORT = errors.Revoked, errors.NotFound, errors.Cancelled  # of a transfer, when an export has ended
-_ANSWER = 0.001  # seconds in which an encoder's agent answers, without another step
 
 
 class _Source:
@@ -360,8 +359,8 @@ class ConsumerSide(Reader):
         if tells:
             self._tell()
             if self._rest.allowed and not self._computed:
-                rest = max(rest, _ANSWER)
-        if tells or awaited or not self._sends:
+                rest = max(rest, ANSWER)
+        if tells or awaited or self._grants.busy or not self._engine_sends:
             self._grants.poll(rest, awaited or tells)
 
     def _on_event(self, event: Any) -> None:

@@ -124,7 +124,8 @@ class Reader(ABC):
         self._loads: list[Loading] = []
         self._to_copy: dict[str, Item] = {}  # by the workers, in the step that is being scheduled
         self._copying: deque[tuple[int, list[Item]]] = deque()  # by the workers, by step
-        self._copied = self._answered = self._delivered = -1  # the last step whose outputs the workers have copied; now, and in the steps before
+        self._copied = -1  # the last step whose outputs the workers have copied
+        self._copied_at_build = -1  # _copied, as it was in the last build()
         self._step = 0
         self._unavailable: set[str] = set()
         self._computed: set[str] = set()  # requests that were scheduled in the last step
@@ -414,14 +415,14 @@ class Reader(ABC):
             self._copying.append((self._step, list(self._to_copy.values())))
             self._to_copy = {}
         self._step = metadata.number + 1
-        self._delivered, self._answered = self._answered, self._copied
+        copied_before, self._copied_at_build = self._copied_at_build, self._copied
         self._current = None
         waiting = len(self._active) or len(self._loads)
         asks = any(not source.ready and not source.used for want in self._active.values() for source in want.sources)
         heard = not any(want.missing for want in self._active.values()) and all(load.heard for load in self._loads)
         rest = self._rest.seconds(output.total_num_scheduled_tokens, waiting, asks, heard) - self._waited
         self._computed, self._waited = set(output.num_scheduled_tokens), 0.0
-        self._leave_copied(self._delivered)
+        self._leave_copied(copied_before)
         self._poll(max(0.0, rest), bool(waiting))
         self._go_on()
 
@@ -490,9 +491,9 @@ class Reader(ABC):
         self._copied = step
 
     @property
-    def _sends(self) -> bool:
-        """True in the step in which the engine may be sending tokens of a step that has loaded outputs."""
-        return self._answered > self._delivered
+    def _engine_sends(self) -> bool:
+        """True in the build() after the workers have copied outputs: the engine may be sending the tokens of the step that uses them."""
+        return self._has_copied(self._copied)
 
     def _has_copied(self, last: int) -> bool:
         return bool(self._copying) and self._copying[0][0] <= last
