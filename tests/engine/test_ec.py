@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Outputs of encoders from E to PD, with vLLM's real schedulers and agents, on one host and over TCP."""
 
+import json
 import signal
 from types import SimpleNamespace
 
@@ -219,6 +220,17 @@ def test_what_does_not_match_is_refused(pair, what):
     error = {"version": "version", "identifier": "denied", "tenant": "denied"}.get(what, "unsupported")
     fails(pd, "l-" + what, wanted, params, error, **how)
     pd.encoded.clear()
+    e.idle()
+
+
+def test_an_offer_of_version_4_gives_its_right_back(engine):
+    """Offers are mappings there, and not texts. The encoder does not wait for the end of the lease."""
+    e, pd = engine("e", "ec_producer", lease=600), engine("pd", "ec_consumer")
+    wanted = images(1, "older")
+    params = encode(e, "older", wanted)
+    params["dray"] = {"version": 4, "offers": list(map(json.loads, params["dray"]["offers"]))}
+    assert pd.run(pd.add("older", wanted, params))[0] == "LENGTH" and pd.encoded == [name for name, _ in wanted]
+    pd.idle()
     e.idle()
 
 

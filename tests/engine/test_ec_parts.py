@@ -254,6 +254,29 @@ def test_offers_survive_a_router_and_refuse_what_is_damaged():
         [1, 1, 3, 1, 1, 1, 1]
 
 
+def test_offers_of_version_4_name_their_rights():
+    """They are mappings, and not texts."""
+    older = {"dray": {"version": 4, "offers": [{"token": "first"}, {"token": 5}, {}, {"token": "second"}]}}
+    with pytest.raises(errors.Version):
+        read_offers(older)
+    assert offered_tokens(older) == ["first", "second"]
+
+
+def test_size_of_offers_is_bounded_before_they_are_decoded():
+    most, exports = (1 << 40) - 512, {f"{n:032x}": "t" * 344 for n in range(16)}
+    offers = [Offer("e" * 200, "t" * 344, {"model": "m" * 200}, {f"{n:032x}{i:032x}": Offered(most, most, most, b"x" * 16, b"d" * 32, -1 << 63, most) for i in range(64)},
+                    "p" * 64, pool=PoolName((1 << 31) - 1, 5, "0a" * 32), exports=exports) for n in range(64)]
+    params = offer_params(offers, "h" * 300)
+    assert read_offers(params) == offers
+    texts = params["dray"]["offers"]
+    texts[0] += " " * ((2 << 20) - sum(map(len, texts)))
+    assert len(offered_tokens(params)) == 63, "the first one is damaged"
+    texts[0] += " "
+    with pytest.raises(errors.Invalid, match="2097152 characters"):
+        read_offers(params)
+    assert offered_tokens(params) == []
+
+
 def test_proof_covers_all_that_an_offer_says():
     offer, secret = Offer("e", "token", {"dtype": "bfloat16"}, {"image": Offered(512, 3, 64, b"x" * 16, b"d" * 32, 9)}, pool=PoolName(7, 5, "0a" * 32),
                           exports={"0a": "pool"}), Secret(b"k" * 16)

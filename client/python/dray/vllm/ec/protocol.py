@@ -25,6 +25,9 @@ VERSION = 5
 _OFFERS_MAX = 64
 _ITEMS_MAX = 4096
 _EXPORTS_MAX = 64
+_OFFER_TEXT = 8 << 10  # characters of an offer without its outputs: tokens for sixteen agents (pool_rights.py), and 2 KiB for the rest
+_ITEM_TEXT = 384  # characters of an output: seven fields with at most 180, and its identifier
+_TEXTS_MAX = _OFFERS_MAX * _OFFER_TEXT + _ITEMS_MAX * _ITEM_TEXT  # 2 MiB, because the scheduler's thread decodes them
 _CONSUMERS_MAX = 1024
 _MOST = (1 << 40) - 1
 _decode = json.JSONDecoder().raw_decode
@@ -163,6 +166,8 @@ def read_offers(params: Mapping[str, Any]) -> list[Offer]:
         texts = dray["offers"]
         if not isinstance(texts, list) or len(texts) > _OFFERS_MAX:
             raise ValueError(f"a list of up to {_OFFERS_MAX} offers is expected")
+        if sum(map(len, texts)) > _TEXTS_MAX:
+            raise ValueError(f"offers with up to {_TEXTS_MAX} characters together are expected")
         forms = [_form(text) for text in texts]
         if sum(len(form["items"]) for form in forms) > _ITEMS_MAX:
             raise ValueError(f"offers with up to {_ITEMS_MAX} outputs together are expected")
@@ -172,13 +177,17 @@ def read_offers(params: Mapping[str, Any]) -> list[Offer]:
 
 
 def offered_tokens(params: Mapping[str, Any]) -> list[str]:
-    """The rights of offers, even if the rest of them was refused."""
+    """The rights of offers, even if the rest of them was refused. Version 4 has mappings in place of texts."""
     dray = params.get("dray")
-    texts = dray.get("offers") if isinstance(dray, Mapping) else None
+    offers = dray.get("offers") if isinstance(dray, Mapping) else None
+    offers = offers[:_OFFERS_MAX] if isinstance(offers, list) else []
+    if sum(len(offer) for offer in offers if isinstance(offer, str)) > _TEXTS_MAX:
+        return []
     tokens = []
-    for text in texts[:_OFFERS_MAX] if isinstance(texts, list) else ():
+    for offer in offers:
         with contextlib.suppress(KeyError, TypeError, ValueError, RecursionError):
-            tokens.append(_form(text)["token"])
+            form = offer if isinstance(offer, Mapping) else _form(offer)
+            tokens.append(form["token"])
     return [token for token in tokens if isinstance(token, str)]
 
 
