@@ -232,6 +232,32 @@ static void test_limit_of_slices(void **state)
 	lab_deinit(&hand.lab);
 }
 
+/* A stream that has much to bring takes no question with room for much more, but others. */
+static void test_no_room(void **state)
+{
+	int fd;
+
+	hand_own_start();
+	lab_transfer1(a, 1, DMSG_DIRECTION_READ, 0, 0, 600000);
+	fd = hand_stream(1);
+	lab_settle(&hand.lab);
+	q->code = NONE;
+	q->seek = (struct seek){ .find = q->text,
+				 .n_find = sizeof(q->text),
+				 .found = q->found,
+				 .room = 500000,
+				 .class = DMSG_CLASS_BULK,
+				 .ended = ended };
+	dray_list_init(&q->seek.link);
+	assert_false(transport_tcp.seek(&a->core, a->tcp, LAB_PEER, &q->seek));
+	q->seek.room = 400000;
+	assert_true(transport_tcp.seek(&a->core, a->tcp, LAB_PEER, &q->seek));
+	close(fd);
+	lab_until(&hand.lab, q->code == DRAY_E_PEER_LOST);
+	hand_stop(1, DRAY_E_CANCELLED, true);
+	hand_own_finish();
+}
+
 /* The test plays the owner: it answers the question of the stream. */
 static void answer(int fd, uint64_t raw_id)
 {
@@ -531,6 +557,7 @@ int main(void)
 		cmocka_unit_test(test_unread),
 		cmocka_unit_test(test_session_stops),
 		cmocka_unit_test(test_streams_end_each_other),
+		cmocka_unit_test(test_no_room),
 	};
 
 	return cmocka_run_group_tests_name("tcp_push", tests, set_up, tear_down);

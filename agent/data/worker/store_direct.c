@@ -13,7 +13,7 @@
 
 /* An agent that has not answered within this part of store.peer_timeout is asked by the control thread. */
 #define PATIENCE 4
-/* How long the control thread asks alone when an agent was late, or cannot be asked. */
+/* How long the control thread asks alone when an agent was late with a small answer, or cannot be asked. */
 #define PAUSE_NS DRAY_NS_PER_SEC
 
 /* To one agent. */
@@ -87,7 +87,10 @@ static void go_on(struct direct *d)
 	}
 }
 
-/* The bytes that follow the answer: those of the object, if they are not in it. SEEK_BROKEN: nobody can tell. */
+/*
+ * The bytes that follow the answer: those of the object, if they are not in it. SEEK_BROKEN: the answer names a length that the
+ * agent may not send, so where the next frame begins is not known.
+ */
 static uint64_t bytes_behind(const struct question_direct *q)
 {
 	struct pmsg_store_found f;
@@ -216,7 +219,7 @@ static uint64_t room_of(struct fetch *f, const struct store_ask *k)
 	return room;
 }
 
-/* Bytes may follow the answer about these keys: it comes by TCP, which devices would be faster than. */
+/* Bytes may follow the answer: one key is asked for at one agent that can send them, and no RDMA device, which is faster, reaches it. */
 static bool may_push(struct worker *w, const struct store_ask *k)
 {
 	bool reached = false;
@@ -330,7 +333,9 @@ int64_t directs_tick(struct worker *w)
 			continue;
 		if (d->end_ns <= w->core.now_ns) {
 			directs_forget(w);
-			w->direct_ns = w->core.now_ns + PAUSE_NS;
+			/* bytes behind an answer may only have waited for others on their stream */
+			if (d->questions[0].seek.class == DMSG_CLASS_LATENCY)
+				w->direct_ns = w->core.now_ns + PAUSE_NS;
 			forget_found(d->ask);
 			ask_instead(d);
 		} else {

@@ -597,7 +597,7 @@ static bool enqueue_seek(struct tcp_requester *p, struct seek *k)
 		return false;
 	t->c->next_slice_id++;
 	count_awaited(p);
-	/* other requests go by streams with less to come */
+	/* `bytes` counts what may follow the answer, so that other requests take a stream that has less to bring */
 	*f = (struct tcp_frame){ .seek = k,
 				 .id = wire.slice,
 				 .bytes = k->room,
@@ -611,6 +611,12 @@ static bool enqueue_seek(struct tcp_requester *p, struct seek *k)
 	return true;
 }
 
+/* Behind what the stream has to bring first, the bytes would come late: other streams, and the control thread, have better ways. */
+static bool may_follow(const struct tcp_requester *p, uint64_t room)
+{
+	return !room || !p->in_flight || p->in_flight + room <= p->s.tcp->c->cfg.slice_size;
+}
+
 bool tcp_seek(struct core *c, void *state, dray_handle handle, struct seek *k)
 {
 	struct tcp_peer *peer = tcp_peer_get(state, handle);
@@ -620,12 +626,12 @@ bool tcp_seek(struct core *c, void *state, dray_handle handle, struct seek *k)
 		return false;
 	tcp_connect(&peer->channels[k->class]);
 	p = idle_stream(&peer->channels[k->class]);
-	if (!p || p->heads_used > TCP_HEADS - TCP_HEAD_MAX ||
+	if (!p || p->heads_used > TCP_HEADS - TCP_HEAD_MAX || !may_follow(p, k->room) ||
 	    !tcp_stream_seals(&p->s, peer->link->agent_id) || !enqueue_seek(p, k))
 		return false;
 	if (link_use(peer->link))
 		tcp_event(state, EVENT_PEER_USED, peer->link->peer, 0);
-	/* what follows the answer is not to be copied twice */
+	/* so that what follows the answer goes from the socket straight to its place, not through the receive buffer */
 	p->s.bulky |= k->room > 0;
 	tcp_stream_requeue(&p->s);
 	return true;
