@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Objects that other agents read. The checksum of an object is computed when it is lent for the first time, so that a PUT does not pay
- * for what no other agent may ask for: of a few bytes in the call itself, else by the thread of the store.
+ * for what no other agent may ask for. A lookup by the control thread computes that of a few bytes in the call itself, else the thread of
+ * the store does. store_find() computes it on the worker that sends the object: of at most 1 MiB, as much as a stream sends in a turn.
  */
 #include <errno.h>
 #include <stdatomic.h>

@@ -170,7 +170,7 @@ void lenders_direct(const struct exchange *x, struct store_direct *ret)
 			return;
 		}
 		ret->peers[ret->n++] = peer;
-		/* several agents would each send all of it */
+		/* if several agents have the object, each of them sends all of it: so only one is asked like this */
 		ret->pushes = ret->n == 1 &&
 			      peers_at(x->deps.peers, d->at,
 				       PMSG_FEATURE_STORE | PMSG_FEATURE_PUSH) == peer;

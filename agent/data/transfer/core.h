@@ -124,7 +124,8 @@ struct channel {
 	void *owner;            /* the transport's: what the channel is a part of */
 	enum dmsg_class class;
 	uint8_t gpu_path; /* enum dmsg_gpu_path of all on it; none: as the transfer's memory says */
-	bool pushed; /* its bytes come unasked: slices are not held back by the limit of their session */
+	/* its bytes follow an answer, whether there is a slice for them or not: the session's limit of slices does not hold here */
+	bool pushed;
 	struct dray_list flows; /* with something to send, in round-robin order */
 	struct dray_list all;   /* every flow on it */
 };
@@ -241,7 +242,10 @@ struct seek {
 	uint64_t room;         /* for bytes that follow the answer; 0: none do */
 	uint8_t *found;        /* that of its answer; room for FOUND_MAX and a seal */
 	size_t n_found;
-	/* Where bytes that follow the answer come: those of a transfer on this channel that begins inside of ended(), in their order. */
+	/*
+	 * Set before ended(): a transfer on this channel, which begins inside of ended(), takes the bytes that follow the answer. Its
+	 * operations are in the order of these bytes.
+	 */
 	struct channel *pushed;
 	/*
 	 * It was answered with this code; peer_lost: it was not, and will not be. Returns how many bytes follow the answer; SEEK_BROKEN: the

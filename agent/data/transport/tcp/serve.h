@@ -104,7 +104,7 @@ static inline uint64_t serve_pushed_bytes(const struct serve_frame *f)
 }
 
 /* serve.c */
-/* The frame needs its answer to a FIND no more. */
+/* Frees the answer to a FIND, and gives back the object that follows it, when they have been sent or will not be. */
 void serve_found_free(struct serve_frame *f);
 /* The frame's memory, which is host memory, faulted. */
 void serve_frame_fault(struct serve_frame *f);

@@ -309,14 +309,14 @@ void tcp_requester_lose(struct tcp_stream *stream);
 /* push.c: bytes that follow the answer to the frame rx. */
 void tcp_push_init(struct tcp_requester *p);
 void tcp_push_deinit(struct tcp_requester *p);
-/* So many come. */
+/* So many bytes follow, for the transfers that have begun on push.ch. */
 void tcp_push_begin(struct tcp_requester *p, uint64_t bytes);
-/* The places of the next ones. */
+/* The operation gather() of tcp_side, for the part that is being received. */
 unsigned tcp_push_gather(struct tcp_requester *p, struct iovec *iov, unsigned max,
 			 uint64_t *ret_bytes);
-/* All of a part have come. */
+/* The operation complete() of tcp_side, for a part. */
 void tcp_push_complete(struct tcp_requester *p);
-/* Ends the transfer that they are for, if not all of it has come. */
+/* Ends the transfers on push.ch that have not got all of their bytes, with this code. */
 void tcp_push_end(struct tcp_requester *p, uint32_t code);
 
 /* stop.c */
