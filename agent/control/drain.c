@@ -316,7 +316,8 @@ static int handle_signal(sd_event_source *s, const struct signalfd_siginfo *si, 
 		notify_extend(a->notify, longest_end(a));
 		return 0;
 	}
-	if (si->ssi_signo == SIGTERM && a->state == AGENT_DRAINED && !a->stopping) {
+	if (si->ssi_signo == SIGTERM && a->state == AGENT_DRAINED && !a->told_to_end) {
+		a->told_to_end = true;
 		stop(a, 0);
 		return 0;
 	}

@@ -7,6 +7,7 @@ import http.server
 import json
 import os
 import random
+import signal
 import socket
 import subprocess
 import sys
@@ -377,6 +378,27 @@ def test_slow_server(member, server):
     agent.stop()
     assert "did not remove this segment in time" in agent.text() or "still at the metadata server" in agent.text()
     release.set()
+
+
+def test_sigterm_while_the_agent_ends(member, server):
+    """A first SIGTERM does not cut off the end of an agent that was drained by a request."""
+    keys = server()
+    agent = member(keys.url)
+    published(agent)
+    removing, release = threading.Event(), threading.Event()
+
+    def wait(*request):
+        removing.set()
+        release.wait(2 * LIMIT)
+        return keys.usual(*request)
+
+    keys.answer = wait
+    agent.ctl("drain")
+    assert removing.wait(LIMIT)
+    agent.signal(signal.SIGTERM)
+    release.set()
+    assert agent.wait() == 0
+    assert "stopping at once" not in agent.text()
 
 
 def test_cluster(member, server):
