@@ -175,6 +175,35 @@ def test_an_agent_is_killed_while_bytes_come(pair, who):  # noqa: F811
     (owner if who == "owner" else reader).restart()
 
 
+def test_a_drain_waits_for_what_is_sent(pair):  # noqa: F811
+    """What the reader has not taken yet counts as lent, and the drain does not cut it off."""
+    narrow = {"tcp.buffer": "64KiB"}
+    owner, reader = pair(owner=narrow | {"peer.heartbeat_limit": "1min"}, reader=ONCE | narrow | {"store.peer_timeout": "10s", "peer.heartbeat_limit": "1min"})
+    value = value_of(b"key", MIB)
+    with User(owner, space="kv") as there, User(reader, space="kv") as here:
+        assert there.put(b"key", value) == Status.OK
+        found_so(reader, here, b"key", value)
+        until(lambda: counters(owner)["dray_store_lent_bytes"] == 0, "nothing is leased")
+        owner.signal(signal.SIGSTOP)
+        pending = here.store.get(here.region, [(b"key", [(0, MIB)])], wait=False)
+        # later requests have their answers, so the question has been sent
+        for i in range(3):
+            assert here.put(b"own %d" % i, b"value") == Status.OK
+        reader.signal(signal.SIGSTOP)
+        owner.process.send_signal(signal.SIGCONT)
+        try:
+            until(lambda: counters(owner)["dray_store_lent_bytes"] == MIB, "bytes on their way")
+            owner.ctl("drain", "--stay", "--timeout", "1min")
+            assert [owner.ctl("status", "--json")["state"] for _ in range(10)] == ["draining"] * 10
+        finally:
+            reader.process.send_signal(signal.SIGCONT)
+        got, = pending.result(LIMIT)
+        # if all this took long, the reader has asked again, and a draining owner lends nothing
+        assert got.status in (Status.OK, Status.NOT_FOUND) and (got.status != Status.OK or bytes(here.view[:MIB]) == value)
+        until(lambda: owner.ctl("status", "--json")["state"] == "drained", "the end of the drain")
+        assert counters(owner)["dray_store_lent_bytes"] == 0
+
+
 def test_more_than_may_be_lent(pair):  # noqa: F811
     """Others hold at most half of the owner's 8 MiB: the rest is busy, or comes later, and nothing stays held."""
     owner, reader = pair(owner={"limits.store_bytes": "8MiB", "limits.store_bytes_per_owner": "8MiB"}, reader=ONCE | {"store.peer_timeout": "10s"})
