@@ -141,9 +141,14 @@ def busy(*arguments, **how):
 def test_steps_wait_for_what_the_session_says(engine, monkeypatch, what):
     """Of the end of a transfer it does, so that a step without tokens waits until then."""
     e, pd = engine("e", "ec_producer"), engine("pd", "ec_consumer", 1, transport="tcp")
-    heard, seconds = [], pd.side._rest.seconds
-    pd.side._rest.seconds = lambda tokens, waiting, asks, hears: heard.append((waiting, hears)) or seconds(tokens, waiting, asks, hears)
-    wanted = images(1, "heard " + what)
+    asked, seconds = [], pd.side._rest.seconds
+
+    def recorded(tokens, waiting, asks, session_reports_end):
+        asked.append((waiting, session_reports_end))
+        return seconds(tokens, waiting, asks, session_reports_end)
+
+    monkeypatch.setattr(pd.side._rest, "seconds", recorded)
+    wanted = images(1, "rest " + what)
     params = encode(e, "h", wanted)
     with monkeypatch.context() as patch:
         if what == "a transfer":
@@ -154,9 +159,9 @@ def test_steps_wait_for_what_the_session_says(engine, monkeypatch, what):
             patch.setattr(pd.side._client, "read", busy)
         pd.add("h", wanted, params, NO_PIXELS)
         until(lambda: pd.step() or (pd.side._loads if what != "room in the pool" else len(pd.side._line)), "the load, or its place in the line")
-        del heard[:]
+        del asked[:]
         pd.step()
-        assert heard == [(1, what == "a transfer")]
+        assert asked == [(1, what == "a transfer")]
     assert pd.run("h")[0] == "LENGTH" and not pd.encoded
     pd.idle()
     e.idle()

@@ -54,12 +54,12 @@ def test_no_rest(clock):
     assert after(clock, rest.Rest(False), 1.0, answers=True) == 0.0
 
 
-def test_a_side_that_hears_of_the_end(clock):
+def test_a_session_that_reports_the_end(clock):
     made = rest.Rest(True)
-    assert made.seconds(0, 1, heard=True) == 0.0  # it may be about to start
-    assert made.seconds(0, 1, heard=True) == 0.006
-    assert made.seconds(0, 1, answers=True, heard=True) == 0.001
-    assert made.seconds(5, 1, heard=True) == made.seconds(0, 0, heard=True) == rest.Rest(False).seconds(0, 1, heard=True) == 0.0
+    assert made.seconds(0, 1, session_reports_end=True) == 0.0  # it may be about to start
+    assert made.seconds(0, 1, session_reports_end=True) == 0.006
+    assert made.seconds(0, 1, answers=True, session_reports_end=True) == 0.001
+    assert made.seconds(5, 1, session_reports_end=True) == made.seconds(0, 0, session_reports_end=True) == rest.Rest(False).seconds(0, 1, session_reports_end=True) == 0.0
 
 
 class Client:

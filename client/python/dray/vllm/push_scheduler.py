@@ -85,7 +85,7 @@ class PushSide:
     def build_metadata(self, output: SchedulerOutput) -> StepMetadata:
         """What the workers have to do in this step."""
         moved = self._receiver.waiting + self._sender.kept_requests
-        rest = self._rest.seconds(output.total_num_scheduled_tokens, moved, heard=True)
+        rest = self._rest.seconds(output.total_num_scheduled_tokens, moved, session_reports_end=True)
         by_workers = rest > 0 and self._sender.writing
         self._poll(0.0 if by_workers else rest, moved > 0 or not self._sender.idle)
         metadata = StepMetadata(rest=rest if by_workers else 0.0)

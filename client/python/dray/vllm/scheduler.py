@@ -352,7 +352,7 @@ class SchedulerSide:
         active = [load for load in self._loads.values() if load.state is not _State.DONE]
         moved = len(active) + len(self._held) + len(self._lent)
         asks = any(load.asks() for load in self._allocated.values())
-        rest = self._rest.seconds(output.total_num_scheduled_tokens, moved, asks, heard=True)
+        rest = self._rest.seconds(output.total_num_scheduled_tokens, moved, asks, session_reports_end=True)
         by_workers = not asks and any(load.state in (_State.ALLOCATED, _State.STARTED) for load in active)
         self._poll(0.0 if by_workers else rest, moved > 0)
         metadata = StepMetadata(can_lend=self._manager is not None, rest=rest if by_workers else 0.0)

@@ -106,7 +106,7 @@ class Load:
         return self.error
 
     @property
-    def heard(self) -> bool:
+    def session_reports_end(self) -> bool:
         """True if a transfer runs, and no next piece is waited for."""
         return self._transfer is not None and not self._pieces and not self.over
 

@@ -2,7 +2,7 @@
 """Outputs that the model runner reads in another engine's pool in the step that loads them, so that the first token does not wait for a copy.
 
 The worker holds their places by its own descriptor of the pool. At the beginning of its next step, or in a thread after a moment if none has
-begun, they are copied, and their places are let go. From that step on the model runner has the copies. Until the step that loads them is over, the
+begun, they are copied, and their places are released. From that step on the model runner has the copies. Until the step that loads them is over, the
 scheduler's process holds their places, too.
 """
 
@@ -44,7 +44,7 @@ class _Mapped:
         return self._cache.get(self._identifier) is self._output
 
     def settle(self) -> None:
-        """Copies the output without the interpreter lock, if the model runner still has it, and lets go of its place. RuntimeError: there was no memory, and it keeps it."""
+        """Copies the output without the interpreter lock, if the model runner still has it, and releases its place. RuntimeError: there was no memory, and it keeps it."""
         if self.held:
             if self._needed:
                 self._copy = torch.empty(self._output.shape, dtype=self._output.dtype)

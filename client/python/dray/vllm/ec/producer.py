@@ -202,7 +202,7 @@ class ProducerSide(Writer[_Send]):
         self._pool.look()
         waiting = sum(send.state is State.ROOM for send in self._sends.values())
         rest = self._rest.seconds(output.total_num_scheduled_tokens, waiting + len(self._handouts), bool(waiting and not len(self._line)),
-                                  heard=not waiting)
+                                  session_reports_end=not waiting)
         for grant in self._grants.poll(rest, bool(self._by_grant)):
             send = self._by_grant.pop(grant, None)
             if send is None:

@@ -62,14 +62,15 @@ class Source(Protocol):
 
 
 class Loading(Protocol):
-    """Outputs that are loaded together. over: nothing more will happen, apart from lent(). heard: the session says when there is something to do for it."""
+    """Outputs that are loaded together. over: nothing more will happen, apart from lent(). session_reports_end: nothing is to be done for the load
+    before the session reports that it has ended."""
 
     items: list[Item]
     over: bool
     began: float
 
     @property
-    def heard(self) -> bool: ...
+    def session_reports_end(self) -> bool: ...
     def __hash__(self) -> int: ...
     def start(self, client: Client, region: Region, now: float) -> None: ...
     def poll(self, client: Client, region: Region, now: float) -> None: ...
@@ -95,7 +96,7 @@ class Want:
     """A request. wanted: the outputs that it may have, by identifier. items: those that are here or on their way.
 
     missing: the others, as long as they may come. over: the engine may schedule it. refused: it has to fail, and
-    waits for the engine to end it. passed: tokens up to the end of the last item that was let go.
+    waits for the engine to end it. passed: tokens up to the end of the last item that was released.
     """
 
     __slots__ = ("began", "ends", "items", "missing", "over", "passed", "refused", "request", "sources", "wanted")
@@ -419,8 +420,8 @@ class Reader(ABC):
         self._current = None
         waiting = len(self._active) or len(self._loads)
         asks = any(not source.ready and not source.used for want in self._active.values() for source in want.sources)
-        heard = not any(want.missing for want in self._active.values()) and all(load.heard for load in self._loads)
-        rest = self._rest.seconds(output.total_num_scheduled_tokens, waiting, asks, heard) - self._waited
+        reported = not any(want.missing for want in self._active.values()) and all(load.session_reports_end for load in self._loads)
+        rest = self._rest.seconds(output.total_num_scheduled_tokens, waiting, asks, session_reports_end=reported) - self._waited
         self._computed, self._waited = set(output.num_scheduled_tokens), 0.0
         self._leave_copied(copied_before)
         self._poll(max(0.0, rest), bool(waiting))

@@ -91,7 +91,7 @@ class _Load:
         self._batch.give_up(errors.Cancelled("no request needs the outputs any more"))
 
     @property
-    def heard(self) -> bool:
+    def session_reports_end(self) -> bool:
         return self._batch.lent()
 
     def lent(self) -> bool:
