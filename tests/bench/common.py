@@ -8,6 +8,7 @@ values is the result.
 
 import contextlib
 import json
+import math
 import os
 import pathlib
 import random
@@ -233,7 +234,7 @@ class Records:
             met = asked >= target[1] if target[0] == ">=" else asked <= target[1]
             target = f"{target[0]} {target[1]:g}" + (f" {unit}" if ratio is None else " of the ceiling")
         self.records.append({"name": name, "value": value, "unit": unit, "ceiling_name": ceiling_name, "ceiling": ceiling,
-                             "ratio": ratio, "target": target, "met": met, "interval": interval})
+                             "ratio": finite(ratio), "target": target, "met": met, "interval": interval and [finite(bound) for bound in interval]})
         spread = interval or spread
         print(f"  {name:44} {show(value):>12} {show(ceiling):>12} {unit:7}{show(ratio):>6}  {target or ''}"
               f"{'' if met is None else ', met: yes' if met else ', met: NO'}"
@@ -250,6 +251,11 @@ def save(name, results):
     (OUT / "machine.txt").write_text(f"{report.machine()}, {time.strftime('%Y-%m-%d')}\n")
     if OUT == ROOT / "build/bench":  # results in another folder do not change the page
         report.main()
+
+
+def finite(value):
+    """A number for JSON, which has no infinite ones; None."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def show(value):

@@ -185,9 +185,9 @@ def ratio_of(turns):
 
 
 def compared(ours, others):
-    """The columns of a record of one connector beside another one. Both have values by turn, and the same turns."""
+    """The columns of a record of one connector beside another one, in the turns that both have."""
     turns = list(zip(ours, others))
-    return {"ratio": ratio_of(turns), "interval": drawn(ratio_of, turns), "ceiling": median_of(others), "target": ("<=", 0.5)}
+    return {"ratio": ratio_of(turns), "interval": drawn(ratio_of, turns), "ceiling": median_of(other for _, other in turns), "target": ("<=", 0.5)}
 
 
 def ec(lab, records, rounds):
@@ -223,11 +223,11 @@ def ec(lab, records, rounds):
                 raise c.CannotRun(f"{pair.pd.name} has encoded {len(pair.pd.encoded)} images itself")
     for agent in agents:
         agent.stop()
-    records.add(f"turns of {BURST} requests", min(map(len, found.values())), "")
+    records.add(f"turns of {BURST} requests", min(len(found[pair.name, size]) for pair in pairs for size in SIZES), "")
     for (at, what), size, pair in itertools.product(enumerate(("", ", from PD's scheduler to its model")), SIZES, pairs):
         turns = {name: [[value[at] for value in burst] for burst in found.get((name, size), ())] for name in (pair.name, pair.beside)}
         ours, others = turns[pair.name], turns[pair.beside]
-        beside = {"ceiling_name": pair.beside, **compared(ours, others)} if len(ours) == len(others) else {"interval": drawn(median_of, ours)}
+        beside = {"ceiling_name": pair.beside, **compared(ours, others)} if others else {"interval": drawn(median_of, ours)}
         records.add(f"{size} embeddings, {pair.name}{what}", median_of(ours), "ms", **beside)
 
 

@@ -226,15 +226,20 @@ def figure(value):
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}" if abs(value) >= 0.1 else f"{value:.2g}"
 
 
+def lies_in(least, most):
+    """An interval. None: a bound that is infinite."""
+    return "no bound" if least is None else f"{figure(least)} and more" if most is None else f"{figure(least)} to {figure(most)}"
+
+
 def table(records):
     yield "| what | dray | ceiling | ratio | target | met |"
     yield "| --- | ---: | ---: | ---: | --- | --- |"
     for r in records:
         ceiling = "" if r["ceiling"] is None else f"{figure(r['ceiling'])} {r['unit']}, {r['ceiling_name']}"
         met = {True: "yes", False: "no", None: ""}[r["met"]]
-        lies = f" ({' to '.join(map(figure, r['interval']))})" if r.get("interval") else ""
+        lies = f" ({lies_in(*r['interval'])})" if r.get("interval") else ""
         value, ratio = f"{figure(r['value'])} {r['unit']}", figure(r["ratio"])
-        value, ratio = (value + lies, ratio) if r["ratio"] is None else (value, ratio + lies)
+        value, ratio = (value + lies, ratio) if r["ceiling"] is None else (value, ratio + lies)
         yield f"| {r['name']} | {value} | {ceiling} | {ratio} | {r['target'] or ''} | {met} |"
 
 
