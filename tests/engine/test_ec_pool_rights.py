@@ -99,8 +99,8 @@ def test_a_consumer_that_is_known_reads_early(engine, agents, transport):
     meet(e, pd, early, "b")
     params = load(e, pd, "c", images(3, 2))
     assert early[-1] and list(exports(params)) == [pd.side._client.agent_id.hex()]
-    e.idle()
     pd.idle()
+    e.idle()
     assert not pd.encoded and len(agents[0].ctl("leases", "--json")["leases"]) == 0
 
 
@@ -112,6 +112,7 @@ def two_consumers(engine, name):
     meet(e, other, other_early, f"{name}-other")
     params = load(e, pd, name, [(name, 120)])
     pd.idle()
+    other.idle()
     e.idle()
     return e, pd, other, other_early, params
 
