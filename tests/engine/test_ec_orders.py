@@ -53,6 +53,7 @@ def one_order(world, seed):
         engine.encoded.clear()
     world.forget_rights()
     pd.side.in_place = chance.random() < 0.5
+    e.v2 = pd.v2 = seed % 2 == 0
     starts = [f"{seed}-{i}" for i in range(chance.randrange(1, 7))]
     rough = chance.random() < 0.5  # otherwise no agent dies, and no time passes
     evicted = e.side._pool.evicted, pd.side._pool.evicted
