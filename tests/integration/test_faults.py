@@ -152,13 +152,21 @@ def test_client_dies_during_transfers(request, path, way, direction, ring):
                 remote.release()
                 until(lambda: agents[0].resources().mappings == mappings, "its memory's unmapping")
                 if direction == "write":
+                    # what was in the sockets before may arrive until the right on its target is revoked
+                    sent = sent_bytes(agents[0])
+                    there.region.revoke()
                     there.view[:] = bytes(size)
                     agents[0].client().close()
                     assert same(there.view, bytes(size)), "bytes of a dead client still arrive"
+                    assert sent_bytes(agents[0]) == sent, "bytes of a dead client are still sent"
             finally:
                 for child in children:
                     os.kill(child, signal.SIGKILL)
             del group
+
+
+def sent_bytes(agent):
+    return agent.ctl("status", "--json")["counters"]["dray_tcp_sent_bytes_total"]
 
 
 def children_of(pid):
