@@ -17,6 +17,14 @@ int dray_strv_add(struct dray_strv *s, const char *str, size_t n)
 	return -ENOMEM;
 }
 
+bool dray_strv_has(const struct dray_strv *s, const char *str)
+{
+	for (size_t i = 0; i < s->n; i++)
+		if (!strcmp(s->v[i], str))
+			return true;
+	return false;
+}
+
 int dray_strv_split(const char *text, struct dray_strv *ret)
 {
 	while (text[strspn(text, DRAY_STRV_BLANKS)]) {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
+#include <stdbool.h>
 #include <stddef.h>
 
 /* A list of strings it owns. */
@@ -13,6 +14,8 @@ struct dray_strv {
 
 /* Appends a copy of n bytes of s. Returns 0 or -ENOMEM. */
 int dray_strv_add(struct dray_strv *s, const char *str, size_t n);
+
+bool dray_strv_has(const struct dray_strv *s, const char *str);
 
 #define DRAY_STRV_BLANKS " \t"
 

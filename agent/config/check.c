@@ -469,19 +469,11 @@ static int metadata_use_check(struct config *c)
 			   config_clip(config_origin(c, KEY(MOONCAKE_METADATA))));
 }
 
-static bool has_peer(const struct dray_strv *peers, const char *address)
-{
-	for (size_t i = 0; i < peers->n; i++)
-		if (!strcmp(peers->v[i], address))
-			return true;
-	return false;
-}
-
 static int put_at_peer_check(struct config *c)
 {
 	const char *put_at = c->v.store.put_at;
 
-	if (!names_agent(put_at) || has_peer(&c->v.store.peers, put_at))
+	if (!names_agent(put_at) || dray_strv_has(&c->v.store.peers, put_at))
 		return 0;
 	return config_warn(c,
 			   "%s: store.put_at is %.100s, which is not in store.peers: PUTs stay "

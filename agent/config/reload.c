@@ -53,16 +53,10 @@ static bool reloads(const struct config *c, const struct config *fresh, enum dra
 /* Adds to the warnings what is not among them yet. */
 static int warn_until_restart(struct config *c, const struct dray_strv *texts)
 {
-	size_t known = c->warnings.n;
-
-	for (size_t i = 0; i < texts->n; i++) {
-		bool found = false;
-
-		for (size_t k = 0; k < known && !found; k++)
-			found = !strcmp(c->warnings.v[k], texts->v[i]);
-		if (!found && config_warn(c, "until the agent restarts: %s", texts->v[i]) < 0)
+	for (size_t i = 0; i < texts->n; i++)
+		if (!dray_strv_has(&c->warnings, texts->v[i]) &&
+		    config_warn(c, "until the agent restarts: %s", texts->v[i]) < 0)
 			return -ENOMEM;
-	}
 	return 0;
 }
 

@@ -24,14 +24,6 @@ add(struct ready *r, const char *name, bool ok, bool required, const char *fmt, 
 	r->ready &= ok || !required;
 }
 
-static bool has_word(const struct dray_strv *words, const char *word)
-{
-	for (size_t i = 0; i < words->n; i++)
-		if (!strcmp(words->v[i], word))
-			return true;
-	return false;
-}
-
 static void add_listener(struct ready *r, const char *name, unsigned listeners, bool wanted,
 			 bool required)
 {
@@ -65,8 +57,8 @@ void agent_ready(struct agent *a, struct ready *ret)
 	add(ret, "running", a->state == AGENT_RUNNING && !a->stopping, true, "the agent is %s",
 	    a->stopping ? "stopping" : agent_state_name(a->state));
 	add_listener(ret, "listener", listeners, wanted, wanted);
-	add_rdma(ret, rails_up(a->rails), cfg->rdma.enable, has_word(require, "rdma"));
-	add_listener(ret, "tcp", listeners, wanted, has_word(require, "tcp"));
+	add_rdma(ret, rails_up(a->rails), cfg->rdma.enable, dray_strv_has(require, "rdma"));
+	add_listener(ret, "tcp", listeners, wanted, dray_strv_has(require, "tcp"));
 	for (size_t i = 0; i < require->n && ret->n < READY_CONDITIONS_MAX; i++) {
 		const char *segment = ready_word_segment(require->v[i]);
 		bool ok = segment && peers_segment_ready(a->peers, segment, reason, sizeof(reason));

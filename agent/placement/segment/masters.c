@@ -152,14 +152,6 @@ static void entry_close(struct master_entry *e)
 	entry_free(e);
 }
 
-static bool is_configured(const struct master_entry *e, const struct dray_strv *urls)
-{
-	for (size_t i = 0; i < urls->n; i++)
-		if (!strcmp(e->url, urls->v[i]))
-			return true;
-	return false;
-}
-
 static int entry_open(struct segments *ss, const char *url, struct dray_err *reterr)
 {
 	struct master_entry *e = NULL;
@@ -213,7 +205,7 @@ int masters_set(struct segments *ss, struct dray_err *reterr)
 		r = opened < 0 ? opened : r;
 	}
 	for (unsigned i = 0; i < MASTER_SLOTS; i++)
-		if (ss->masters[i].url && !is_configured(&ss->masters[i], urls))
+		if (ss->masters[i].url && !dray_strv_has(urls, ss->masters[i].url))
 			entry_close(&ss->masters[i]);
 	/* a master that segments waited for may be gone */
 	dray_list_for_each(&ss->all, s, struct segment, link)
