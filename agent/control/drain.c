@@ -149,7 +149,7 @@ static void drained(struct agent *a)
 /* They return their grants, and what the store lends them, when their transfers here have finished. */
 static bool peers_use(const struct agent *a)
 {
-	return grants_total(a->regions) || exchange_totals(a->exchange).lent;
+	return grants_total(a->regions) || store_totals(a->store).lent;
 }
 
 static void workers_answered(struct transfers_query *q, struct snapshot *const *snapshots,

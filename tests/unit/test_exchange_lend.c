@@ -316,7 +316,7 @@ static void test_what_is_found(void **state)
 	assert_true(ranges_cover(g->ranges, rig.found[0].offset, 5000, &steps));
 	assert_true(ranges_cover(g->ranges, rig.found[2].offset, 70, &steps));
 	assert_false(ranges_cover(g->ranges, rig.found[0].offset, 5001, &steps));
-	assert_int_equal(exchange_totals(rig.x).lent, 5056 + 128);
+	assert_int_equal(store_totals(rig.s.store).lent, 5056 + 128);
 	/* nothing but a miss is granted */
 	look_up(PEER, 10, 12, 0);
 	assert_int_equal(rig.grant, 0);
@@ -373,9 +373,9 @@ static void test_release(void **state)
 	exchange_release(rig.x, PEER, grant);
 	exchange_release(rig.x, PEER, grant + 1);
 	assert_int_equal(fake_waiting(), 1);
-	assert_int_equal(exchange_totals(rig.x).lent, MIB);
+	assert_int_equal(store_totals(rig.s.store).lent, MIB);
 	fake_answer_all();
-	assert_int_equal(exchange_totals(rig.x).lent, 0);
+	assert_int_equal(store_totals(rig.s.store).lent, 0);
 	exchange_release(rig.x, PEER, grant);
 	assert_int_equal(fake_waiting(), 0);
 }
@@ -391,7 +391,7 @@ static void test_expiry(void **state)
 	exchange_release(rig.x, PEER, rig.grant);
 	assert_int_equal(fake_waiting(), 1);
 	fake_answer_all();
-	assert_int_equal(exchange_totals(rig.x).lent, 0);
+	assert_int_equal(store_totals(rig.s.store).lent, 0);
 }
 
 /* Peers have half of the store, and each of them half of what the others leave. */
@@ -430,22 +430,22 @@ static void test_share_of_finders(void **state)
 		assert_int_equal(find(i, &held[0], &lent[i]),
 				 i < 4 ? DMSG_STORE_STATUS_OK : DMSG_STORE_STATUS_BUSY);
 	assert_int_equal(held[0], 4 * MIB);
-	assert_int_equal(exchange_totals(rig.x).lent, 4 * MIB);
+	assert_int_equal(store_totals(rig.s.store).lent, 4 * MIB);
 	look_up(OTHER, 0, 9, 0);
 	for (unsigned i = 0; i < 9; i++)
 		assert_int_equal(rig.found[i].answer,
 				 i < 2 ? PMSG_STORE_ANSWER_FOUND : PMSG_STORE_ANSWER_BUSY);
 	assert_int_equal(find(5, &held[1], &other), DMSG_STORE_STATUS_OK);
 	assert_int_equal(find(6, &held[1], &lent[4]), DMSG_STORE_STATUS_BUSY);
-	assert_int_equal(exchange_totals(rig.x).lent, 7 * MIB);
+	assert_int_equal(store_totals(rig.s.store).lent, 7 * MIB);
 	store_lent_end(&other);
 	for (unsigned i = 0; i < 4; i++)
 		store_lent_end(&lent[i]);
 	assert_int_equal(held[0] + held[1], 0);
-	assert_int_equal(exchange_totals(rig.x).lent, 2 * MIB);
+	assert_int_equal(store_totals(rig.s.store).lent, 2 * MIB);
 	exchange_release(rig.x, OTHER, rig.grant);
 	fake_answer_all();
-	assert_int_equal(exchange_totals(rig.x).lent, 0);
+	assert_int_equal(store_totals(rig.s.store).lent, 0);
 }
 
 /* An owner works with half of its memory, whoever asks for the other half. */
@@ -542,7 +542,7 @@ static void test_bytes(void **state)
 		assert_int_equal(rig.bytes[i], i < 100 ? 1 : 3);
 	assert_int_equal(rig.found[0].crc, dray_crc32c(0, rig.bytes, 100));
 	assert_int_equal(rig.found[2].crc, dray_crc32c(0, rig.bytes + 100, BYTES_MOST - 100));
-	assert_int_equal(exchange_totals(rig.x).lent, 0);
+	assert_int_equal(store_totals(rig.s.store).lent, 0);
 	assert_int_equal(rig.s.accounts[1].store_lent, 0);
 	assert_int_equal(fake_published[OBJECT_GRANT], 0);
 	for (unsigned i = 0; i < 100; i++)
@@ -581,7 +581,7 @@ static void test_answered_at_once(void **state)
 	assert_int_equal(found(), 2);
 	assert_int_equal(rig.found[0].crc, crc);
 	assert_int_equal(rig.found[1].crc, dray_crc32c(0, bytes_at(rig.found[1].offset), SUM_HERE));
-	assert_int_equal(exchange_totals(rig.x).lent, 2 * MIB + SUM_HERE);
+	assert_int_equal(store_totals(rig.s.store).lent, 2 * MIB + SUM_HERE);
 	ask(OTHER, "kv", "t", 1, 2, 3, 0);
 	assert_int_equal(rig.answers, 2);
 	may_go_on = true;
@@ -610,15 +610,15 @@ static void test_peer_is_gone(void **state)
 	ask(PEER, "kv", "t", 1, 1, 2, 0);
 	exchange_peer_gone(rig.x, PEER, true);
 	assert_int_equal(fake_waiting(), 2);
-	assert_int_equal(exchange_totals(rig.x).lent, 3 * 64 + MIB);
+	assert_int_equal(store_totals(rig.s.store).lent, 3 * 64 + MIB);
 	fake_answer_all();
 	/* the store may still look at what it would have lent for the last lookup */
-	assert_int_equal(exchange_totals(rig.x).lent, 64 + MIB);
+	assert_int_equal(store_totals(rig.s.store).lent, 64 + MIB);
 	exchange_peer_gone(rig.x, PEER, true);
 	/* which has no answer; that of the next one comes after the store has looked */
 	look_up(OTHER, 2, 3, 0);
 	assert_int_equal(rig.answers, 4);
-	assert_int_equal(exchange_totals(rig.x).lent, SUM_HERE + 2 * 64);
+	assert_int_equal(store_totals(rig.s.store).lent, SUM_HERE + 2 * 64);
 	assert_int_equal(rig.s.accounts[1].store_lent, SUM_HERE + 2 * 64);
 }
 
@@ -675,13 +675,13 @@ static void test_fence(void **state)
 			assert_true(exchange_fenced(rig.x, PEER, rig.grant));
 		else
 			fake_answer_all();
-		assert_int_equal(exchange_totals(rig.x).lent, 128);
+		assert_int_equal(store_totals(rig.s.store).lent, 128);
 		assert_int_equal(rig.s.accounts[1].store_lent, 128);
 		if (first)
 			fake_answer_all();
 		else
 			assert_true(exchange_fenced(rig.x, PEER, rig.grant));
-		assert_int_equal(exchange_totals(rig.x).lent, 0);
+		assert_int_equal(store_totals(rig.s.store).lent, 0);
 		assert_int_equal(rig.s.accounts[1].store_lent, 0);
 		assert_false(exchange_fenced(rig.x, PEER, rig.grant));
 	}
@@ -692,7 +692,7 @@ static void test_fence(void **state)
 		assert_true(sd_event_run(rig.s.event, UINT64_MAX) >= 0);
 	fake_answer_all();
 	exchange_release(rig.x, PEER, rig.grant);
-	assert_int_equal(exchange_totals(rig.x).lent, 0);
+	assert_int_equal(store_totals(rig.s.store).lent, 0);
 }
 
 /* Only the end of its queue pairs proves that a peer that is gone does not read any more. */
@@ -707,15 +707,15 @@ static void test_peer_with_keys_is_gone(void **state)
 	exchange_peer_gone(rig.x, PEER, false);
 	assert_int_equal(rig.fences, 1);
 	fake_answer_all();
-	assert_int_equal(exchange_totals(rig.x).lent, 3 * 128);
+	assert_int_equal(store_totals(rig.s.store).lent, 3 * 128);
 	exchange_peer_quiet(rig.x, PEER);
-	assert_int_equal(exchange_totals(rig.x).lent, 128);
+	assert_int_equal(store_totals(rig.s.store).lent, 128);
 	exchange_peer_quiet(rig.x, PEER);
 	exchange_peer_quiet(NULL, PEER);
 	/* without queue pairs there is nothing to wait for */
 	exchange_peer_gone(rig.x, OTHER, true);
 	fake_answer_all();
-	assert_int_equal(exchange_totals(rig.x).lent, 0);
+	assert_int_equal(store_totals(rig.s.store).lent, 0);
 }
 
 /* A device has lost the registration of a segment: its leases end, so that no peer uses a key of the past. */
@@ -737,7 +737,7 @@ static void test_keys_gone(void **state)
 	assert_int_equal(rig.fenced, grant);
 	fake_answer_all();
 	assert_true(exchange_fenced(rig.x, PEER, grant));
-	assert_int_equal(exchange_totals(rig.x).lent, 128);
+	assert_int_equal(store_totals(rig.s.store).lent, 128);
 }
 
 /* A segment without objects goes back to the system after the workers and the devices. */

@@ -57,11 +57,10 @@ struct exchange *exchange_free(struct exchange *x)
 
 struct exchange_totals exchange_totals(const struct exchange *x)
 {
-	struct exchange_totals t = { .lent = 0 };
+	struct exchange_totals t = { .summaries = 0 };
 
 	if (!x)
 		return t;
-	t.lent = store_lent_bytes(x->deps.store);
 	t.summary_bytes = summarizer_bytes(x->summarizer);
 	t.summary_skipped = x->n_skipped;
 	for (uint32_t i = 0; i < x->n_lenders; i++) {

@@ -121,7 +121,6 @@ void exchange_kept(struct exchange *x, struct store_keep *k);
 unsigned exchange_named(const struct exchange *x, const char *ret[EXCHANGE_NAMED_MAX]);
 
 struct exchange_totals {
-	uint64_t lent;            /* bytes that peers hold now; store_lent_bytes() */
 	uint32_t summaries;       /* of other agents, which are whole */
 	uint64_t summary_bytes;   /* of these, and of this agent's own */
 	uint64_t summary_skipped; /* keys for which an agent was not asked, for each agent */

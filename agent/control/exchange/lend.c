@@ -150,7 +150,10 @@ static void expired(struct dray_heap_node *node, int64_t now)
 	loan_end(dray_container_of(node, struct loan, expiry), false);
 }
 
-/* What the peer may borrow now, beside what workers send it, which counts as that of others. hold: half of that, because it counts again when it is read. */
+/*
+ * What the peer may borrow now. What workers send it behind answers counts as lent to others. hold: half of that, because it counts
+ * again when it is read.
+ */
 static uint64_t room_of(const struct exchange *x, const struct borrower *b, bool hold)
 {
 	uint64_t most = (uint64_t)x->deps.cfg->limits.store_bytes / 2;

@@ -58,7 +58,7 @@ static void client_metrics(struct agent *a, uint64_t v[DRAY_METRIC_N])
 	v[DRAY_METRIC_STORE_EVICTIONS_TOTAL] = store.evictions;
 	v[DRAY_METRIC_STORE_EVICTED_BYTES_TOTAL] = store.evicted_bytes;
 	v[DRAY_METRIC_STORE_EVICTED_COST_TOTAL] = store.evicted_cost_us;
-	v[DRAY_METRIC_STORE_LENT_BYTES] = exchange.lent;
+	v[DRAY_METRIC_STORE_LENT_BYTES] = store.lent;
 	v[DRAY_METRIC_STORE_SUMMARIES] = exchange.summaries;
 	v[DRAY_METRIC_STORE_SUMMARIES_BYTES] = exchange.summary_bytes;
 	v[DRAY_METRIC_STORE_SUMMARIES_SKIPPED_TOTAL] = exchange.summary_skipped;
