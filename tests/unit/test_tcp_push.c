@@ -276,6 +276,18 @@ static void answer(int fd, uint64_t raw_id)
 	seal_free(s);
 }
 
+/* The answer to a question, behind which so many bytes come, all of them for a transfer. The owner's end of the stream. */
+static int answered(uint64_t bytes)
+{
+	int fd;
+
+	take_all(bytes);
+	ask(bytes);
+	fd = hand_stream(1);
+	answer(fd, hand.lab.raw_id[0]);
+	return fd;
+}
+
 /* It ends in the middle: nothing of it is written any more, and the stream goes on. */
 static void test_stopped(void **state)
 {
@@ -285,10 +297,7 @@ static void test_stopped(void **state)
 		int fd;
 
 		hand_own_start();
-		take_all(2 * MIB);
-		ask(2 * MIB);
-		fd = hand_stream(1);
-		answer(fd, hand.lab.raw_id[0]);
+		fd = answered(2 * MIB);
 		lab_send(&hand.lab, fd, store, MIB + 5);
 		lab_settle(&hand.lab);
 		assert_true(lab_equal(a, 1000, store, MIB + 5));
@@ -318,10 +327,7 @@ static void test_lost(void **state)
 		int fd;
 
 		hand_own_start();
-		take_all(2 * MIB);
-		ask(2 * MIB);
-		fd = hand_stream(1);
-		answer(fd, hand.lab.raw_id[0]);
+		fd = answered(2 * MIB);
 		/* not a byte, some, and whole slices */
 		lab_send(&hand.lab, fd, store, way * 400000);
 		lab_settle(&hand.lab);
@@ -444,10 +450,7 @@ static void test_stalls(void **state)
 	int fd;
 
 	hand_own_start();
-	take_all(2 * MIB);
-	ask(2 * MIB);
-	fd = hand_stream(1);
-	answer(fd, hand.lab.raw_id[0]);
+	fd = answered(2 * MIB);
 	lab_send(&hand.lab, fd, store, 1000);
 	lab_settle(&hand.lab);
 	lab_advance(&hand.lab, a->core.cfg.slice_timeout_ns / DRAY_NS_PER_MS + 1);
@@ -467,10 +470,7 @@ static void test_fault(void **state)
 		hand_own_finish();
 		skip();
 	}
-	take_all(2 * MIB);
-	ask(2 * MIB);
-	fd = hand_stream(1);
-	answer(fd, hand.lab.raw_id[0]);
+	fd = answered(2 * MIB);
 	lab_send(&hand.lab, fd, store, 2 * MIB);
 	lab_until(&hand.lab, lab_end(a, q->id));
 	hand_expect_end(q->id, DRAY_E_REGION_FAULT);
@@ -484,7 +484,7 @@ static void test_fault(void **state)
 	hand_own_finish();
 }
 
-/* An answer from which nobody can tell how many bytes follow ends the stream. */
+/* An answer that does not tell how many bytes follow ends the stream. */
 static void test_broken(void **state)
 {
 	int fd;

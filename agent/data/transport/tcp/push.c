@@ -54,26 +54,9 @@ void tcp_push_begin(struct tcp_requester *p, uint64_t bytes)
 	next_part(p);
 }
 
-unsigned tcp_push_gather(struct tcp_requester *p, struct iovec *iov, unsigned max,
-			 uint64_t *ret_bytes)
+uint64_t tcp_push_done(const struct tcp_requester *p)
 {
-	const struct slice *s = p->rx->slice;
-	uint64_t left = p->s.payload_left, skip = p->push.done + (p->push.part - left);
-	unsigned n = 0;
-
-	*ret_bytes = 0;
-	for (uint16_t i = 0; i < s->n_local && n < max && left; i++) {
-		uint64_t skipped = dray_min(skip, (uint64_t)s->local[i].iov_len);
-		uint64_t bytes = dray_min((uint64_t)s->local[i].iov_len - skipped, left);
-
-		skip -= skipped;
-		if (!bytes)
-			continue;
-		iov[n++] = (struct iovec){ (uint8_t *)s->local[i].iov_base + skipped, bytes };
-		*ret_bytes += bytes;
-		left -= bytes;
-	}
-	return n;
+	return p->push.done + (p->push.part - p->s.payload_left);
 }
 
 void tcp_push_complete(struct tcp_requester *p)

@@ -392,23 +392,27 @@ static bool answer_blocked(const struct tcp_stream *s)
 static unsigned answer_gather(struct tcp_stream *s, struct iovec *iov, unsigned max,
 			      uint64_t *ret_bytes)
 {
-	const struct tcp_frame *f = requester_of(s)->rx;
+	const struct tcp_requester *p = requester_of(s);
+	const struct tcp_frame *f = p->rx;
 	uint64_t skip;
 	unsigned n;
 
-	if (requester_of(s)->push.active)
-		return tcp_push_gather(requester_of(s), iov, max, ret_bytes);
 	if (f->seek) {
 		iov[0] = (struct iovec){ f->seek->found + (f->seek->n_found - s->payload_left),
 					 s->payload_left };
 		*ret_bytes = s->payload_left;
 		return 1;
 	}
-	skip = f->bytes - s->payload_left;
+	skip = p->push.active ? tcp_push_done(p) : f->bytes - s->payload_left;
 	n = add_memory(f->slice, &skip, iov, 0, max);
 	*ret_bytes = 0;
-	for (unsigned i = 0; i < n; i++)
+	/* the slice may have more memory than the part of it that comes now */
+	for (unsigned i = 0; i < n; i++) {
+		iov[i].iov_len = dray_min((uint64_t)iov[i].iov_len, s->payload_left - *ret_bytes);
 		*ret_bytes += iov[i].iov_len;
+		if (*ret_bytes == s->payload_left)
+			return i + 1;
+	}
 	return n;
 }
 

@@ -311,9 +311,8 @@ void tcp_push_init(struct tcp_requester *p);
 void tcp_push_deinit(struct tcp_requester *p);
 /* So many bytes follow, for the transfers that have begun on push.ch. */
 void tcp_push_begin(struct tcp_requester *p, uint64_t bytes);
-/* The operation gather() of tcp_side, for the part that is being received. */
-unsigned tcp_push_gather(struct tcp_requester *p, struct iovec *iov, unsigned max,
-			 uint64_t *ret_bytes);
+/* Bytes of the slice that are in place. */
+uint64_t tcp_push_done(const struct tcp_requester *p);
 /* The operation complete() of tcp_side, for a part. */
 void tcp_push_complete(struct tcp_requester *p);
 /* Ends the transfers on push.ch that have not got all of their bytes, with this code. */
