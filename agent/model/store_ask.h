@@ -25,8 +25,8 @@ struct rail_keys;
 /* What one lookup found: memory of another agent, leased for this; or the bytes themselves. */
 struct store_source {
 	uint8_t *bytes; /* free() frees it; NULL: they are to be read */
-	struct channel *
-		pushed; /* the worker's: they come by it now, in the order of their keys; NULL: they do not */
+	/* the worker's: the bytes come by it now, in the order of their keys; NULL: they do not */
+	struct channel *pushed;
 	struct remote_view view;
 	struct rail_keys *keys; /* one reference; NULL: no rail reaches all that it has */
 	struct lease *lease; /* the control thread's; NULL: it is given back, or another ask has it */

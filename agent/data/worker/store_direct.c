@@ -222,12 +222,13 @@ static uint64_t room_of(struct fetch *f, const struct store_ask *k)
 /* Bytes may follow the answer: one key is asked for at one agent that can send them, and no RDMA device, which is faster, reaches it. */
 static bool may_push(struct worker *w, const struct store_ask *k)
 {
-	bool reached = false;
-
+	if (!w->direct.pushes || k->n != 1)
+		return false;
 	transports_each(&w->core, i, reaches)
-		reached |= w->core.transports[i]->reaches(&w->core, w->core.transport_state[i],
-							  w->direct.peers[0]);
-	return w->direct.pushes && k->n == 1 && !reached;
+		if (w->core.transports[i]->reaches(&w->core, w->core.transport_state[i],
+						   w->direct.peers[0]))
+			return false;
+	return true;
 }
 
 /* The body of the frame. False: it is too long. */

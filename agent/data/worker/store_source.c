@@ -63,9 +63,9 @@ static void source_ops(struct fetch *f, struct source_reads *r)
 }
 
 /*
- * Nothing more is read from this agent. While it is lost, the transports would still take a transfer with it. Nor does it lend these
- * objects again, unless its lease has ended: that may be because others were read before; devices were too slow: then frames may
- * be in time; or only the stream was lost that they came by unasked. slow: only its time has passed. silent: nothing came meanwhile.
+ * Nothing more is read from this agent: while it is lost, the transports would still take a transfer with it. It is asked for these
+ * objects again only if that may go better: its lease has ended, perhaps because others were read before; RDMA was too slow, and TCP may
+ * be in time; or the stream was lost on which they followed an answer. slow: only its time has passed. silent: nothing came meanwhile.
  */
 static void agent_lost(struct fetch *f, const struct reading *r, bool slow, bool silent)
 {
