@@ -32,7 +32,6 @@ struct work {
 	pthread_t thread;
 	bool started;
 	atomic_bool stops, failed;
-	atomic_bool *any_failed;   /* of the load */
 	_Atomic uint64_t launches; /* that are done */
 	uint64_t marked;
 	int64_t marked_ns;
@@ -40,7 +39,6 @@ struct work {
 
 struct bench_load {
 	struct ctl *ctl;
-	atomic_bool failed;
 	unsigned n;
 	struct work v[];
 };
@@ -90,7 +88,6 @@ static void *work_run(void *arg)
 	while (!atomic_load(&w->stops)) {
 		if (step_submit(w) < 0 || step_wait(w, ++submitted, ahead) < 0) {
 			atomic_store(&w->failed, true);
-			atomic_store(w->any_failed, true);
 			break;
 		}
 		if (w->kind == BENCH_LOAD_STEPS)
@@ -182,7 +179,6 @@ int bench_load_start(struct bench_load **ret, struct ctl *c, const struct bench_
 	for (; l->n < n; l->n++) {
 		l->v[l->n].gpu = bench_gpus_at(g, l->n);
 		l->v[l->n].kind = kind;
-		l->v[l->n].any_failed = &l->failed;
 		if (work_make(&l->v[l->n], &err) < 0) {
 			work_end(&l->v[l->n]);
 			return ctl_failed(c, "--load on GPU %s: %s", l->v[l->n].gpu->info.uuid,
@@ -204,7 +200,10 @@ void bench_load_free(struct bench_load *l)
 
 bool bench_load_has_failed(const struct bench_load *l)
 {
-	return atomic_load_explicit(&l->failed, memory_order_relaxed);
+	for (unsigned i = 0; i < l->n; i++)
+		if (atomic_load_explicit(&l->v[i].failed, memory_order_relaxed))
+			return true;
+	return false;
 }
 
 void bench_load_mark(struct bench_load *l)
