@@ -7,7 +7,7 @@ import os
 
 import pytest
 from bare import kept
-from harness import LIMIT, Lab, until
+from harness import LIMIT, Lab, counters, until
 from rig import BLOCK, CLEAR, KV_BYTES, TOKENS, Engine, prompts, same_tokens, with_references
 
 pytestmark = pytest.mark.long
@@ -113,10 +113,6 @@ def test_engines_of_other_tensor_parallel_sizes(lab, agent):
     finally:
         for one in made:
             one.stop()
-
-
-def counters(agent):
-    return agent.ctl("status", "--json")["counters"]
 
 
 def test_from_an_agent_in_another_network_namespace(references):

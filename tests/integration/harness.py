@@ -502,6 +502,10 @@ def nothing_leaked(*agents, streams=0):
                                  f"{old.threads} -> {new.threads}, mappings {old.mappings} -> {new.mappings}") from None
 
 
+def counters(agent):
+    return agent.ctl("status", "--json")["counters"]
+
+
 def wait_for_release(agent, resource):
     """Waits until no owner has any of a resource: an owner gets its share back a moment after the memory or descriptor is gone."""
     until(lambda: not any(row["used"] for row in agent.ctl("quotas", "--json")["quotas"] if row["resource"] == resource),

@@ -16,7 +16,7 @@ import threading
 
 import dray
 import pytest
-from harness import LIMIT, MIB, PORTS, ROOT, parse_segment, until
+from harness import LIMIT, MIB, PORTS, ROOT, counters, parse_segment, until
 
 MAX_FRAME = 1 << 20
 OK, REFUSED = (0x4D435456 << 32 | code for code in (0, 1))
@@ -49,7 +49,7 @@ def assert_refused(new_agent, settings, error, key="mooncake."):
 
 
 def counter(agent, name):
-    return agent.ctl("status", "--json")["counters"][f"dray_mooncake_{name}"]
+    return counters(agent)[f"dray_mooncake_{name}"]
 
 
 def digest(content):

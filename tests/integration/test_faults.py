@@ -11,7 +11,7 @@ from collections import Counter
 import dray
 import pytest
 import wire
-from harness import LIMIT, MIB, STREAMS, Actor, Side, concerns, expect, noise, nothing_leaked, same, until
+from harness import LIMIT, MIB, STREAMS, Actor, Side, concerns, counters, expect, noise, nothing_leaked, same, until
 
 SIZE = (8 if "DRAY_VM" in os.environ else 32) * MIB  # less in an emulated machine, which is slower
 N = 16
@@ -166,7 +166,7 @@ def test_client_dies_during_transfers(request, path, way, direction, ring):
 
 
 def sent_bytes(agent):
-    return agent.ctl("status", "--json")["counters"]["dray_tcp_sent_bytes_total"]
+    return counters(agent)["dray_tcp_sent_bytes_total"]
 
 
 def children_of(pid):

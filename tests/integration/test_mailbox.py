@@ -13,7 +13,7 @@ import dray
 import pytest
 from conftest import PAIR_SETTINGS
 from dray import errors
-from harness import LIMIT, Raw, nothing_leaked, until
+from harness import LIMIT, Raw, counters, nothing_leaked, until
 from wire import codec as s
 
 NOBODY = 65534
@@ -27,10 +27,6 @@ def letter(client):
 
 def mailboxes(agent):
     return {row["name"]: row for row in agent.ctl("mailboxes", "--json")["mailboxes"]}
-
-
-def counters(agent):
-    return agent.ctl("status", "--json")["counters"]
 
 
 def uid_of(agent):

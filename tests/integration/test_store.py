@@ -13,7 +13,7 @@ import sys
 import dray
 import pytest
 from dray import Status, Tier, errors
-from harness import LIBRARY, LIMIT, MIB, ROOT, Raw, until
+from harness import LIBRARY, LIMIT, MIB, ROOT, Raw, counters, until
 from wire import codec as s
 
 TRIES = 20 if "DRAY_LONG" in os.environ else 4  # of what depends on timing
@@ -56,10 +56,6 @@ class User:
         self.client.close()
         self.view.release()
         self.memory.close()
-
-
-def counters(agent):
-    return agent.ctl("status", "--json")["counters"]
 
 
 def tenants(new_agent, *names, **settings):

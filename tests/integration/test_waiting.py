@@ -6,14 +6,10 @@ import os
 import pytest
 import wire
 from wire import codec as s
-from harness import LIMIT, MIB, Side, Waiter, noise, until
+from harness import LIMIT, MIB, Side, Waiter, counters, noise, until
 
 CPU = min(os.sched_getaffinity(0))
 MANY = len(os.sched_getaffinity(0)) > 1
-
-
-def counters(agent):
-    return agent.ctl("status", "--json")["counters"]
 
 
 def bell(agent, which):
