@@ -225,7 +225,7 @@ def test_an_idle_engine_gives_the_place_back(met, monkeypatch):
     monkeypatch.setattr(mapped.PoolFile, "release", lambda *how: (idle.append(worker.idle), release(*how)))
     worker._mapped._start(mapped._NOW)
     until(lambda: worker.idle, "it was copied")
-    assert idle == [False], "the worker is idle only after it has let go of the place"
+    assert idle == [False], "the worker is idle only after it has released the place"
     e.side._pool.look()
     assert not e.side._pool._read and is_mapped(pd, "i1")
     pd.run(pd.add("i3", [("i1", 240)]))
