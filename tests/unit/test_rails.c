@@ -295,11 +295,48 @@ static void test_reasons_for_refusals(void **state)
 	refused(-ENOMEM, DMSG_ACCESS_ALL, -1, "limit of 1024 KiB");
 	assert_int_equal(setrlimit(RLIMIT_MEMLOCK, &former), 0);
 	refused(-EFAULT, DMSG_ACCESS_READ, -1, "mapped for reading only");
-	refused(-EFAULT, DMSG_ACCESS_ALL, -1, "Bad address");
+	refused(-EFAULT, DMSG_ACCESS_ALL, -1, "pages that were never written");
 	refused(-EOPNOTSUPP, DMSG_ACCESS_ALL, 0, "lack DMA-BUF");
 	refused(-EPERM, DMSG_ACCESS_ALL, -1, "permission is denied");
 	refused(-ENOSPC, DMSG_ACCESS_ALL, -1, "100 memory regions");
-	assert_int_equal(metric(DRAY_METRIC_REGISTRATION_FAILURES_TOTAL), 7);
+	/* the one without pages would be tried again */
+	assert_int_equal(metric(DRAY_METRIC_REGISTRATION_FAILURES_TOTAL), 6);
+}
+
+/* A client writes the pages of a pool after the agent has begun to register it. */
+static void test_pages_come_later(void **state)
+{
+	struct region_view *v = view_new(REGION(1), GIB, GIB, DMSG_ACCESS_ALL);
+
+	see(1, 1, 3);
+	UNTIL(IS(0, "up"));
+	dev.reg_error = -EFAULT;
+	rails_region_add(lab->rails, v, NULL);
+	UNTIL(strstr(text_of(v), "never written"));
+	assert_null(lab->keys);
+	dev.reg_error = 0;
+	UNTIL(lab->keys && lab->keys->rails == 1);
+	assert_string_equal(text_of(v), "dev0: registered");
+	assert_int_equal(metric(DRAY_METRIC_REGISTRATION_FAILURES_TOTAL), 0);
+	remove_region(v);
+}
+
+static void test_pages_never_come(void **state)
+{
+	struct region_view *v = view_new(REGION(1), GIB, GIB, DMSG_ACCESS_ALL);
+	struct registration *g;
+
+	see(1, 1, 3);
+	UNTIL(IS(0, "up"));
+	dev.reg_error = -EFAULT;
+	rails_region_add(lab->rails, v, NULL);
+	UNTIL(strstr(text_of(v), "never written"));
+	g = dray_container_of(lab->rails->registrations.next, struct registration, link);
+	dray_container_of(g->mrs.next, struct mrs, link)->fails = UINT32_MAX - 1;
+	UNTIL(metric(DRAY_METRIC_REGISTRATION_FAILURES_TOTAL) == 1);
+	assert_int_equal(lab->rails->register_again_ns, INT64_MAX);
+	remove_region(v);
+	dev.reg_error = 0;
 }
 
 static struct region_view *dmabuf_view(dray_handle handle)
@@ -703,6 +740,8 @@ int main(void)
 		TEST(keys_in_use),
 		TEST(revoked),
 		TEST(reasons_for_refusals),
+		TEST(pages_come_later),
+		TEST(pages_never_come),
 		TEST(dmabuf),
 		TEST(dmabuf_without_devices),
 		TEST(connect),

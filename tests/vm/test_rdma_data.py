@@ -4,7 +4,7 @@
 import os
 
 import pytest
-from conftest import Pair, listed
+from conftest import Pair, listed, registered
 from harness import LIMIT, MIB, noise, same, transport, until
 from test_data import (test_both_directions_and_sessions, test_cancel, test_cancel_in_flight, test_deadline_in_flight,  # noqa: F401
                        test_extents, test_merging, test_notification_after_the_bytes, test_notify_without_transfer,
@@ -83,3 +83,16 @@ def test_sixteen_sessions_on_four_rails(pair4):
         here.close()
         there.close()
     until(lambda: not any(listed(agent, "regions") for agent in pair4.agents), "the regions' end")
+
+
+def test_pools(pair):
+    """A client writes the pages of its pool while the agent already registers it."""
+    size = 8 * MIB
+    near, far = (agent.client() for agent in pair.agents)
+    with near, far:
+        here, there = near.pool(size), far.pool(size)
+        until(lambda: all(registered(agent) for agent in pair.agents), "registration")
+        there.memory.view[:size] = data = noise(size)
+        done = near.read(here, near.import_token(str(there.export())), [(0, 0, size)]).result(LIMIT)
+        assert transport(done) == "rdma"
+        assert same(here.memory.view[:size], data)

@@ -227,6 +227,7 @@ struct rails {
 	struct dray_jobs *registrar; /* memory regions */
 	sd_event_source *timer;
 	int64_t timer_ns;
+	int64_t register_again_ns; /* the first mrs.retry_ns, or earlier; INT64_MAX: there is none */
 	struct nd_scan *scan;
 	struct rail *v[RAILS_MAX];
 	unsigned n;
@@ -311,6 +312,9 @@ struct mrs {
 	bool drop; /* as soon as they are made */
 	uint32_t n, n_made;
 	uint64_t slice;       /* bytes of each but the last */
+	int error;            /* 0, or -errno of the last attempt */
+	uint32_t fails;       /* attempts that found no page */
+	int64_t retry_ns;     /* 0: there is no further attempt */
 	char why[REASON_MAX]; /* they failed */
 	struct dray_job job;
 	struct ibv_mr *v[];
@@ -353,6 +357,8 @@ bool registration_drop(struct registration *g);
 struct mrs *registration_mrs(const struct registration *g, const struct device *d);
 /* The device is open: registers everything with it. */
 void registrations_device_up(struct device *d);
+/* Makes the attempts that are due, and sets the timer for the next one. */
+void registrations_retry(struct rails *r, int64_t now);
 /* The device closes: withdraws its keys, then deregisters its memory regions. */
 void registrations_device_down(struct device *d);
 /* Its context is closed, and with it the memory regions that could not be deregistered. */

@@ -317,6 +317,7 @@ static int on_timer(sd_event_source *source, uint64_t usec, void *arg)
 	}
 	if (first)
 		rails_timer(r, first->key);
+	registrations_retry(r, now);
 	return 0;
 }
 
@@ -330,7 +331,7 @@ int rails_new(struct rails **ret, const struct rails_deps *deps, struct dray_err
 	r->deps = *deps;
 	r->cfg = deps->cfg;
 	r->verbs = deps->verbs;
-	r->timer_ns = INT64_MAX;
+	r->timer_ns = r->register_again_ns = INT64_MAX;
 	dray_list_init(&r->devices);
 	dray_list_init(&r->peers);
 	dray_list_init(&r->awaiting);

@@ -12,12 +12,17 @@
 #include <sys/resource.h>
 
 #include "agent/control/rails/internal.h"
+#include "lib/backoff.h"
 #include "lib/file.h"
 #include "lib/log.h"
 
 /* Measured: writes into memory regions of more than 4 GiB reach half of the bandwidth. */
 #define SLICE_MAX (3584ull << 20)
 #define PAGE 4096ull
+/* Of memory with a missing page, over 40 s at most. A client writes 3 GiB of a new pool in a second. */
+#define ATTEMPTS_MAX 12
+#define ATTEMPT_PAUSE_NS (20 * DRAY_NS_PER_MS)
+#define ATTEMPT_PAUSE_MAX_NS (10 * DRAY_NS_PER_SEC)
 
 /* Memory that the process has pinned, by its status. */
 static uint64_t pinned_kib(void)
@@ -52,6 +57,9 @@ static void explain(const struct registration *g, const struct device *d, int er
 			buf, REASON_MAX,
 			"this kernel does not register memory that is mapped for reading only; add "
 			"the region with write access");
+	else if (error == -EFAULT)
+		snprintf(buf, REASON_MAX,
+			 "it has pages that were never written; write to all of it");
 	else if (g->dmabuf.fd >= 0 &&
 		 (error == -EOPNOTSUPP || error == -EINVAL || error == -EPROTONOSUPPORT))
 		snprintf(buf, REASON_MAX, "the kernel or the device may lack DMA-BUF support: %s",
@@ -105,6 +113,7 @@ static void make_run(struct dray_job *j)
 						    g->iova + at, verbs_access(g),
 						    &m->v[m->n_made]);
 	}
+	m->error = r;
 	if (r < 0)
 		explain(g, d, r, m->why);
 }
@@ -179,6 +188,21 @@ static void mrs_drop(struct mrs *m)
 	device_job(m->device, r->registrar, &m->job, drop_run, drop_done);
 }
 
+/* A client writes the pages of a pool after the pool was added, so its registration may come too early. */
+static bool attempt_again(struct mrs *m)
+{
+	struct rails *r = m->registration->rails;
+
+	if (m->error != -EFAULT || !(m->registration->access & DMSG_ACCESS_WRITE) ||
+	    ++m->fails >= ATTEMPTS_MAX)
+		return false;
+	m->retry_ns =
+		rails_now(r) + backoff_pause(m->fails, ATTEMPT_PAUSE_NS, ATTEMPT_PAUSE_MAX_NS);
+	r->register_again_ns = dray_min(r->register_again_ns, m->retry_ns);
+	rails_timer(r, m->retry_ns);
+	return true;
+}
+
 static void make_done(struct dray_job *j)
 {
 	struct mrs *m = dray_container_of(j, struct mrs, job);
@@ -190,7 +214,7 @@ static void make_done(struct dray_job *j)
 	if (m->state == MRS_READY) {
 		r->n_mrs += m->n;
 		r->mr_bytes += g->length;
-	} else if (!m->drop) {
+	} else if (!m->drop && !attempt_again(m)) {
 		r->registration_failures++;
 		log_limited(DRAY_LOG_WARNING, AREA,
 			    "%" PRIu64
@@ -206,6 +230,30 @@ static void make_done(struct dray_job *j)
 	rail_regions_publish(r, g);
 	rail_regions_decide(r);
 	device_check(m->device);
+}
+
+void registrations_retry(struct rails *r, int64_t now)
+{
+	int64_t next = INT64_MAX;
+
+	if (r->register_again_ns <= now) {
+		dray_list_for_each(&r->registrations, g, struct registration, link)
+			dray_list_for_each(&g->mrs, m, struct mrs, link) {
+				if (!m->retry_ns || m->state != MRS_FAILED ||
+				    !device_is_open(m->device))
+					continue;
+				if (m->retry_ns > now) {
+					next = dray_min(next, m->retry_ns);
+					continue;
+				}
+				m->retry_ns = 0;
+				m->state = MRS_MAKING;
+				device_job(m->device, r->registrar, &m->job, make_run, make_done);
+			}
+		r->register_again_ns = next;
+	}
+	if (r->register_again_ns < INT64_MAX)
+		rails_timer(r, r->register_again_ns);
 }
 
 struct mrs *registration_mrs(const struct registration *g, const struct device *d)
