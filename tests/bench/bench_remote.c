@@ -21,6 +21,8 @@
 #include "tests/bench/bench_session.h"
 
 #define OBJECTS_MAX 64
+#define FIND_TRIES 100
+#define FIND_PAUSE_US 100000
 
 /* One side: the memory where the objects are, or come. */
 struct side {
@@ -156,6 +158,9 @@ static void put(uint64_t n)
 	}
 	if (request(&there, DRAY_STORE_PUT))
 		bench_die("the owner does not take the objects");
+	/* an agent that is slow to start, as an emulated one, may not have answered yet */
+	for (unsigned tries = 0; request(&here, DRAY_STORE_GET) && tries < FIND_TRIES; tries++)
+		usleep(FIND_PAUSE_US);
 	if (redis >= 0)
 		redis_put();
 	for (unsigned way = 0; way < 2; way++) {
