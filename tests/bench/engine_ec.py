@@ -6,6 +6,7 @@ is busy or dead."""
 import contextlib
 import itertools
 import math
+import os
 import pathlib
 import pickle
 import queue
@@ -28,10 +29,12 @@ from timed import Timed
 from vision_engine import VisionEngine
 
 SIZES = {64: (224, 224), 256: (448, 448), 1024: (896, 896)}  # pixels, by embeddings
-TURNS = 6  # of each pair of engines and each size, by round
+WANTED = [int(size) for size in os.environ.get("DRAY_BENCH_EMBEDDINGS", "").split(",") if size] or list(SIZES)  # sizes of the parts with engines
+TURNS = 60  # of each pair of engines and each size, by round, if there is time
 BURST = 5  # requests of a pair before the next one has its turn
+PARTS = "", ", until PD's model has its inputs", ", from PD's scheduler to its model"  # of a request's time to its first token
 POOL = 64 << 20
-MOVED = 512 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20  # bytes of an output
+MOVED = {512 << 10: 40, 1 << 20: 40, 4 << 20: 20, 16 << 20: 12, 64 << 20: 5}  # loads by round, by bytes of an output
 TEXT = 40  # tokens
 CACHES = 48  # MiB, which are read to empty the caches of a processor
 SCHEDULER = ("has_cache_item", "ensure_cache_available", "update_state_after_alloc", "update_state_after_free", "take_unavailable_requests",
@@ -119,11 +122,12 @@ class Pair:
         return images, to_pd
 
     def first(self, images, ec=None):
-        """Seconds from now to PD's first token; and those between, from the time at which PD's scheduler has the request until PD's model
-        has its inputs. All that connectors do is in this part."""
+        """Seconds from now to PD's first token; those until PD's model has its inputs, behind which no connector does anything for the token; and, of
+        these, those from the time at which PD's scheduler has the request."""
         with self.e.stopped() if self.stops else contextlib.nullcontext():
             answer = good(self.pd.run(vision.prompt(chance), 1, images=images, ec=ec), self.pd)
-        return answer["first"], self.pd.inputs - answer["queued"]
+        inputs = self.pd.inputs
+        return answer["first"], inputs - answer["began"], inputs - answer["queued"]
 
     def cost(self, size):
         """Seconds from E's answer to PD's first token, minus the same with the output in PD's own cache: as first() returns them.
@@ -184,31 +188,33 @@ def ratio_of(turns):
     return ours / others if others > 0 else math.inf
 
 
-def compared(ours, others):
-    """The columns of a record of one connector beside another one, in the turns that both have."""
+def compared(ours, others, target=("<=", 0.5)):
+    """The columns of a record of one connector beside something else, in the turns that both have."""
     turns = list(zip(ours, others))
-    return {"ratio": ratio_of(turns), "interval": drawn(ratio_of, turns), "ceiling": median_of(other for _, other in turns), "target": ("<=", 0.5)}
+    return {"ratio": ratio_of(turns), "interval": drawn(ratio_of, turns), "ceiling": median_of(other for _, other in turns), "target": target}
 
 
-def ec(lab, records, rounds):
+def ec(lab, records, rounds, beside_mooncake=True):
+    """beside_mooncake: with the pairs that are compared with ECMooncakeConnector."""
     agents = c.agents(lab, 2)
     with contextlib.ExitStack() as stack:
         with c.under("DRAY_BENCH_BUSY"):
-            port = serving.free_port()
             e, pd = dray(lab, "e", "ec_producer", agents[0], lease=10), dray(lab, "pd", "ec_consumer", agents[1])  # every second output is not claimed
-            pairs = [Pair("local", "local", e, pd, "ECExampleConnector", stops=True), Pair("local, E runs", "local", e, pd, "ECMooncakeConnector"),
-                     Pair("tcp", "tcp", e, pd, "ECMooncakeConnector"),
-                     Pair("ECExampleConnector", "files", files(lab, "e-files", "ec_producer"), files(lab, "pd-files", "ec_consumer"), stops=True),
-                     Pair("ECMooncakeConnector", "mooncake", mooncake(lab, "e-mooncake", "ec_producer", port),
-                          mooncake(lab, "pd-mooncake", "ec_consumer", port), port=port)]
+            pairs = [Pair("local", "local", e, pd, "ECExampleConnector", stops=True),
+                     Pair("ECExampleConnector", "files", files(lab, "e-files", "ec_producer"), files(lab, "pd-files", "ec_consumer"), stops=True)]
+            if beside_mooncake:
+                port = serving.free_port()
+                pairs += [Pair("local, E runs", "local", e, pd, "ECMooncakeConnector"), Pair("tcp", "tcp", e, pd, "ECMooncakeConnector"),
+                          Pair("ECMooncakeConnector", "mooncake", mooncake(lab, "e-mooncake", "ec_producer", port),
+                               mooncake(lab, "pd-mooncake", "ec_consumer", port), port=port)]
             engines = {engine for pair in pairs for engine in (pair.e, pair.pd)}
             stack.enter_context(running(*engines))
             # The engines' first steps of a size take longer.
-            pairs = [pair for pair in pairs if as_far(pair, lambda pair=pair: [pair.cost(size) for size in SIZES for _ in range(2)], records)]
+            pairs = [pair for pair in pairs if as_far(pair, lambda pair=pair: [pair.cost(size) for size in WANTED for _ in range(2)], records)]
         stack.enter_context(c.under("DRAY_BENCH_QUIET"))
-        found, moved, loads = {(pair.name, size): [] for pair in pairs for size in SIZES}, rig.transfers(agents[1]), 0
+        found, moved, loads = {(pair.name, size): [] for pair in pairs for size in WANTED}, rig.transfers(agents[1]), 0
         for _ in c.turns(rounds * TURNS, c.now()):  # after the start of six engines
-            for size in SIZES:
+            for size in WANTED:
                 for pair in chance.sample(pairs, len(pairs)):
                     values = as_far(pair, lambda pair=pair, size=size: pair.burst(size, engines), records)
                     if values is None:
@@ -223,8 +229,8 @@ def ec(lab, records, rounds):
                 raise c.CannotRun(f"{pair.pd.name} has encoded {len(pair.pd.encoded)} images itself")
     for agent in agents:
         agent.stop()
-    records.add(f"turns of {BURST} requests", min(len(found[pair.name, size]) for pair in pairs for size in SIZES), "")
-    for (at, what), size, pair in itertools.product(enumerate(("", ", from PD's scheduler to its model")), SIZES, pairs):
+    records.add(f"turns of {BURST} requests", min(len(found[pair.name, size]) for pair in pairs for size in WANTED), "")
+    for (at, what), size, pair in itertools.product(enumerate(PARTS), WANTED, pairs):
         turns = {name: [[value[at] for value in burst] for burst in found.get((name, size), ())] for name in (pair.name, pair.beside)}
         ours, others = turns[pair.name], turns[pair.beside]
         beside = {"ceiling_name": pair.beside, **compared(ours, others)} if others else {"interval": drawn(median_of, ours)}
@@ -352,7 +358,7 @@ def ec_bytes(lab, records, rounds):
             # An agent's first touch of a page takes longer, and loads use new places while transfers come back to old ones.
             pd.client.read(pd.region, remote, [(0, 0, size)]).result(LIMIT)
             remote.release()
-            for moved in MOVED:
+            for moved, often in MOVED.items():
                 output, seen = memoryview(bytearray(chance.randbytes(moved))), []
 
                 def rate(agent=agent, moved=moved):
@@ -384,9 +390,12 @@ def ec_bytes(lab, records, rounds):
                 for _ in range(3):
                     load()
                     transfer()
-                ours, bare, ratio, ratios = c.pairs(transfer, load, 6 * rounds)
-                records.add(f"{moved >> 10} KiB, {transport}", ours, "GB/s", ceiling_name="a transfer", ceiling=bare, ratio=ratio,
-                            target=(">=", 0.9), spread=statistics.quantiles(ratios, n=10))
+                found = {load: [], transfer: []}
+                for turn in range(often * rounds):
+                    for one in list(found)[::1 if turn % 2 else -1]:
+                        found[one].append([one()])
+                records.add(f"{moved >> 10} KiB, {transport}", median_of(found[load]), "GB/s", ceiling_name="a transfer",
+                            **compared(*found.values(), target=(">=", 0.9)))
                 records.add(f"{moved >> 10} KiB, {transport}, as PD sees it", statistics.median(seen), "GB/s", spread=statistics.quantiles(seen, n=10))
     for agent in agents:
         agent.stop()

@@ -152,9 +152,11 @@ in its own cache, while E has just encoded another one. 512 bytes an embedding; 
 ECMooncakeConnector over TCP, with a runner that calls it in each step. While PD has a request of `local` or ECExampleConnector, the processes of E are
 stopped: they need nothing of it, and E's worker would take a processor from PD, because it looks for messages without a pause for a second. With `local, E runs` they are not, as with
 ECMooncakeConnector, which needs E. Each figure is the difference of two times of up to a tenth of a second, most of which is the image's processing and the model.
-The rows "from PD's scheduler to its model" are the same difference of the part between, in which connectors work: from the time at which PD's scheduler has
-the request until the inputs of its model are there. A ratio is that of medians, with the interval in which it
+The rows "until PD's model has its inputs" leave out what follows: the model, whose time differs from request to request by more than is measured here, and in which
+no connector has a part. The rows "from PD's scheduler to its model" are a part of that: from the time at which PD's scheduler has the request, with the parameters that a router has copied. A ratio is that of medians, with the interval in which it
 lies for 95 % of samples of the turns (bootstrap); its end is infinite if the median of the ceiling may be zero."""),
+    ("vllm_ec_local", "vLLM: the cost of moving an encoder output on one host", """\
+The rows of `local` and of ECExampleConnector alone, as above, with fewer engines and more turns."""),
     ("vllm_ec_hooks", "vLLM: the hooks of the connectors of encoder outputs", """\
 What the hooks of a consumer's connector take until a request with a new image has its first token, minus the same with its output in the engine's own
 cache, where a request has read it before, with vLLM's scheduler and without a model:

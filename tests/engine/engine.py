@@ -4,7 +4,7 @@
     python engine.py '{"model": ..., ...}'      arguments of AsyncEngineArgs
 
     -> {"id": "a", "prompt": [1, 2, ...], "max_tokens": 4, "params": {...}}    <- {"id": "a", "tokens": [...], ...}
-       "images": [[width, height, seed], ...], "ec": {...} are optional; "first": seconds until the first token; "queued": when the scheduler had the request, by the clock of this machine
+       "images": [[width, height, seed], ...], "ec": {...} are optional; "first": seconds until the first token, from "began"; "queued": when the scheduler had the request, by the clock of this machine
     -> {"abort": "a"}
     -> {"metrics": "vllm:"}                                                    <- {"metrics": {...}}
 """
@@ -59,7 +59,7 @@ async def serve(arguments, out, lock):
                 best = sorted((p.logprob for p in position.values()), reverse=True)
                 gaps.append(best[0] - best[1])
             queued = got.metrics.queued_ts if got.metrics else None
-            say(out, lock, id=r["id"], tokens=list(one.token_ids), reason=one.finish_reason, first=first, queued=queued,
+            say(out, lock, id=r["id"], tokens=list(one.token_ids), reason=one.finish_reason, began=began, first=first, queued=queued,
                 total=time.monotonic() - began, cached=got.num_cached_tokens, params=got.kv_transfer_params, gaps=gaps,
                 ec=got.ec_transfer_params)
         except Exception as e:
