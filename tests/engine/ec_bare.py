@@ -47,9 +47,10 @@ sys.stdin.read()"""
 def offered(params):
     """The first offer of ec_transfer_params, which may be changed inside."""
     texts = params["dray"]["offers"]
-    offer = json.loads(texts[0])
+    lines = list(map(json.loads, texts[0].split("\n")))
+    offer = {**lines[0], **lines[1]}
     yield offer
-    texts[0] = json.dumps(offer)
+    texts[0] = "\n".join(json.dumps({name: offer[name] for name in line if name in offer}) for line in lines)
 
 
 def embeddings(identifier, rows):

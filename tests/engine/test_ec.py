@@ -228,12 +228,14 @@ def test_what_does_not_match_is_refused(pair, what):
     e.idle()
 
 
-def test_an_offer_of_version_4_gives_its_right_back(engine):
-    """Offers are mappings there, and not texts. The encoder does not wait for the end of the lease."""
+@pytest.mark.parametrize("version", [4, 5])
+def test_an_older_offer_gives_its_right_back(engine, version):
+    """Offers are mappings in version 4, and texts of one line in version 5. The encoder does not wait for the end of the lease."""
     e, pd = engine("e", "ec_producer", lease=600), engine("pd", "ec_consumer")
     wanted = images(1, "older")
     params = encode(e, "older", wanted)
-    params["dray"] = {"version": 4, "offers": list(map(json.loads, params["dray"]["offers"]))}
+    older = [{name: value for line in text.splitlines() for name, value in json.loads(line).items()} for text in params["dray"]["offers"]]
+    params["dray"] = {"version": version, "offers": older if version == 4 else list(map(json.dumps, older))}
     assert pd.run(pd.add("older", wanted, params))[0] == "LENGTH" and pd.encoded == [name for name, _ in wanted]
     pd.idle()
     e.idle()

@@ -35,7 +35,7 @@ for line in sys.stdin:
     name, wanted, params = json.loads(line)
     reason, _ = pd.run(pd.add(name, wanted, params, NO_PIXELS))
     pd.idle()
-    until(lambda: pd.side._doors.find(json.loads(params["dray"]["offers"][0])["pool"][2]), "the pool")
+    until(lambda: pd.side._doors.find(json.loads(params["dray"]["offers"][0].splitlines()[0])["pool"][2]), "the pool")
     print(json.dumps([reason, os.getpid(), len(pd.side._pool._items)]), file=answers, flush=True)"""
 ANOTHER_NAMESPACE = ["unshare", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]), "--pid", "--fork", "--kill-child", "--mount-proc"]
 ONE = 256 * 512 + 4096  # bytes of a pool for one output of the largest size

@@ -226,16 +226,23 @@ def test_offers_survive_a_router_and_refuse_what_is_damaged():
     assert read_offers(params) == [offer, here] and offered_tokens(params) == ["token"] * 2
     with pytest.raises(errors.Version):
         read_offers({"dray": {**params["dray"], "version": 9}})
-    good, form = [0, 2, 3, "00" * 16, "00" * 32, 7, 0], json.loads(params["dray"]["offers"][0])
+    good, text = [0, 2, 3, "00" * 16, "00" * 32, 7, 0], params["dray"]["offers"][0]
+    lines = list(map(json.loads, text.splitlines()))
 
     def read(**changed):
-        return read_offers({"dray": {"version": VERSION, "offers": [json.dumps({**form, **changed})]}})
+        return read_offers({"dray": {"version": VERSION, "offers": [
+            "\n".join(json.dumps({**line, **{name: value for name, value in changed.items() if name in line or line is lines[0] and name not in lines[1]}})
+                      for line in lines)]}})
 
     read(items={"image": good})
+    read(pool=[7, 5], exports={"0a": "pool"})
     wrong = ((3, "xx"), (3, "00"), (0, -1), (2, 1 << 41), (1, True), (4, "00"), (5, "7"), (5, 1 << 63), (5, None), (6, -1), (6, True), (6, 1001), (0, 8))
     for damage in ([], None, {"image": [1, 2, 3]}, {"image": 5}, *({"image": [*good[:at], one, *good[at + 1:]]} for at, one in wrong)):
         with pytest.raises(errors.Invalid):
             read(items=damage)
+    for name in ("token", "proof", "engine_id"):
+        with pytest.raises(errors.Invalid):
+            read(**{name: 5})
     for device in ("gpu", None, 1, []):
         with pytest.raises(errors.Invalid):
             read(device=device)
@@ -246,7 +253,8 @@ def test_offers_survive_a_router_and_refuse_what_is_damaged():
         with pytest.raises(errors.Invalid):
             read(exports=exports)
     for other in ({}, {"dray": 1}, {"dray": {"version": VERSION}}, {"dray": {"version": VERSION, "offers": params["dray"]["offers"] * 40}},
-                  *({"dray": {"version": VERSION, "offers": [one]}} for one in (1, form, None, "", "{", "5", "[]", "{}", "{} ", "[" * 100_000, '{"token": ' + "1" * 5000 + "}"))):
+                  *({"dray": {"version": VERSION, "offers": [one]}} for one in (1, {**lines[0], **lines[1]}, None, *text.splitlines(), f"{text}\n", f"\n{text}", text.replace("\n", " ", 1), text + " ",
+                                                                               text.replace("host:1", "h" * (8 << 10)), "", "{", "5", "[]", "{}", "{} ", "[" * 100_000, '{"token": ' + "1" * 5000 + "}"))):
         with pytest.raises(errors.Error):
             read_offers(other)
         assert len(offered_tokens(other)) <= 64
@@ -254,12 +262,20 @@ def test_offers_survive_a_router_and_refuse_what_is_damaged():
         [1, 1, 3, 1, 1, 1, 1]
 
 
-def test_offers_of_version_4_name_their_rights():
-    """They are mappings, and not texts."""
-    older = {"dray": {"version": 4, "offers": [{"token": "first"}, {"token": 5}, {}, {"token": "second"}]}}
+@pytest.mark.parametrize("version", [4, 5])
+def test_older_offers_name_their_rights(version):
+    """They are mappings in version 4, and texts of one line in version 5."""
+    offers = [{"token": "first"}, {"token": 5}, {}, {"token": "second"}]
+    older = {"dray": {"version": version, "offers": offers if version == 4 else list(map(json.dumps, offers))}}
     with pytest.raises(errors.Version):
         read_offers(older)
     assert offered_tokens(older) == ["first", "second"]
+
+
+def test_what_offers_of_an_encoder_have_in_common_is_decoded_once():
+    first, second = (Offer("e", token, {"dtype": "bfloat16"}, {"image": Offered(512, 3, 64, b"x" * 16, b"d" * 32, 9)}) for token in ("first", "second"))
+    read = read_offers(offer_params([first, second], "host:1"))
+    assert read == [first, second] and read[0].model is read[1].model
 
 
 def test_size_of_offers_is_bounded_before_they_are_decoded():

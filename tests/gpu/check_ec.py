@@ -127,7 +127,7 @@ class Pair:
         name, rows = "wrong", 4096
         with on(self.devices[0]):
             params = self.encode(name, torch.ones(rows, WIDTH, device=self.devices[0], dtype=torch.bfloat16))
-            (offset, *_), = json.loads(params["dray"]["offers"][0])["items"].values()
+            (offset, *_), = json.loads(params["dray"]["offers"][0].splitlines()[1])["items"].values()
             self.e.memory._data._tensor[offset + rows * ROW - 3] ^= 4
             torch.cuda.synchronize()
         with on(self.devices[1]):

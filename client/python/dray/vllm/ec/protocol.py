@@ -2,7 +2,8 @@
 """What crosses process borders: ec_transfer_params between engines, and metadata between scheduler and workers.
 
 A router copies ec_transfer_params from E's answer into PD's request. If several engines have encoded parts of a request, it
-joins their lists "offers". Each offer is a text, because vLLM copies the parameters several times on their way, part by part.
+joins their lists "offers". Each offer is a text, because vLLM copies the parameters several times on their way, part by part. It has two lines
+of JSON: what all offers of the encoder have in common, which is decoded once, and the rest.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ... import errors
@@ -21,7 +23,7 @@ from .pool_memory import DEVICES
 
 __all__ = ["VERSION", "Offer", "Offered", "Place", "PoolName", "StepMetadata", "WorkerMetadata", "consumers", "offer_params", "offered_tokens", "read_offers"]
 
-VERSION = 5
+VERSION = 6
 _OFFERS_MAX = 64
 _ITEMS_MAX = 4096
 _EXPORTS_MAX = 64
@@ -29,8 +31,9 @@ _OFFER_TEXT = 8 << 10  # characters of an offer without its outputs: tokens for 
 _ITEM_TEXT = 384  # characters of an output: seven fields with at most 180, and its identifier
 _TEXTS_MAX = _OFFERS_MAX * _OFFER_TEXT + _ITEMS_MAX * _ITEM_TEXT  # 2 MiB, because the scheduler's thread decodes them
 _CONSUMERS_MAX = 1024
+_ORIGINS = 256  # first lines that are kept decoded
 _MOST = (1 << 40) - 1
-_decode = json.JSONDecoder().raw_decode
+_decode, _encode = json.JSONDecoder().raw_decode, json.JSONEncoder(separators=(",", ":")).encode
 _DOOR, _DIGITS = 64, "0123456789abcdef"  # as door.py makes them
 _FIX = "Let the router copy ec_transfer_params from E's answer into PD's request unchanged."
 
@@ -142,15 +145,19 @@ class Offer(NamedTuple):
     exports: Mapping[str, str] = {}
 
 
+class _Origin(NamedTuple):
+    """The fields of an Offer that all offers of an encoder have in common, until its exports change."""
+
+    engine_id: str
+    model: dict[str, str]
+    device: str
+    pool: PoolName | None
+    exports: Mapping[str, str]
+
+
 def offer_params(offers: Sequence[Offer], segment: str) -> dict[str, Any]:
     """ec_transfer_params of E's answer."""
-    return {"dray": {"version": VERSION, "offers": [json.dumps(
-        {"engine_id": offer.engine_id, "segment": segment, "token": offer.token, "model": offer.model, "proof": offer.proof,
-         "device": offer.device,
-         **({"pool": [offer.pool.process, offer.pool.fd, offer.pool.door]} if offer.pool is not None else {}),
-         **({"exports": dict(offer.exports)} if offer.exports else {}),
-         "items": {name: [one.offset, one.rows, one.width, one.nonce.hex(), one.digest.hex(), one.number, one.piece] for name, one in offer.items.items()}},
-        separators=(",", ":")) for offer in offers]}}
+    return {"dray": {"version": VERSION, "offers": [_text(offer, segment) for offer in offers]}}
 
 
 def read_offers(params: Mapping[str, Any]) -> list[Offer]:
@@ -168,16 +175,16 @@ def read_offers(params: Mapping[str, Any]) -> list[Offer]:
             raise ValueError(f"a list of up to {_OFFERS_MAX} offers is expected")
         if sum(map(len, texts)) > _TEXTS_MAX:
             raise ValueError(f"offers with up to {_TEXTS_MAX} characters together are expected")
-        forms = [_form(text) for text in texts]
-        if sum(len(form["items"]) for form in forms) > _ITEMS_MAX:
+        forms = [_lines(text) for text in texts]
+        if sum(len(form["items"]) for _, form in forms) > _ITEMS_MAX:
             raise ValueError(f"offers with up to {_ITEMS_MAX} outputs together are expected")
-        return [_offer(form) for form in forms]
+        return [_offer(origin, form) for origin, form in forms]
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as e:
         raise errors.Invalid(f"ec_transfer_params are damaged ({e!r:.200})", fix=_FIX) from None
 
 
 def offered_tokens(params: Mapping[str, Any]) -> list[str]:
-    """The rights of offers, even if the rest of them was refused. Version 4 has mappings in place of texts."""
+    """The rights of offers, even if the rest of them was refused. Version 4 has mappings in place of texts, and texts of version 5 have one line."""
     dray = params.get("dray")
     offers = dray.get("offers") if isinstance(dray, Mapping) else None
     offers = offers[:_OFFERS_MAX] if isinstance(offers, list) else []
@@ -185,8 +192,8 @@ def offered_tokens(params: Mapping[str, Any]) -> list[str]:
         return []
     tokens = []
     for offer in offers:
-        with contextlib.suppress(KeyError, TypeError, ValueError, RecursionError):
-            form = offer if isinstance(offer, Mapping) else _form(offer)
+        with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError, RecursionError):
+            form = offer if isinstance(offer, Mapping) else _lines(offer)[1]
             tokens.append(form["token"])
     return [token for token in tokens if isinstance(token, str)]
 
@@ -197,26 +204,53 @@ def consumers(params: Mapping[str, Any] | None) -> int:
     return wanted if type(wanted) is int and 0 < wanted <= _CONSUMERS_MAX else 1
 
 
+def _text(offer: Offer, segment: str) -> str:
+    origin: dict[str, Any] = {"engine_id": offer.engine_id, "segment": segment, "model": offer.model, "device": offer.device}
+    if offer.pool is not None:
+        origin["pool"] = [offer.pool.process, offer.pool.fd, offer.pool.door]
+    if offer.exports:
+        origin["exports"] = dict(offer.exports)
+    items = {name: [one.offset, one.rows, one.width, one.nonce.hex(), one.digest.hex(), one.number, one.piece] for name, one in offer.items.items()}
+    return _encode(origin) + "\n" + _encode({"token": offer.token, "proof": offer.proof, "items": items})
+
+
+def _lines(text: str) -> tuple[str, Any]:
+    """The first line of an offer, and the content of the second one. TypeError, ValueError, AttributeError, RecursionError."""
+    origin, _, rest = text.rpartition("\n")
+    return origin, _form(rest)
+
+
 def _form(text: str) -> Any:
-    """The content of an offer. TypeError, ValueError, RecursionError."""
+    """TypeError, ValueError, RecursionError."""
     form, end = _decode(text)  # no white space is around it, which json.loads() would look for
     if end != len(text):
         raise ValueError(f"{text[end:]!r:.40} behind an offer")
     return form
 
 
-def _offer(form: Mapping[str, Any]) -> Offer:
-    model, items, proof, exports = dict(form["model"].items()), form["items"], form.get("proof", ""), dict(form.get("exports", {}).items())
-    offer = Offer(form["engine_id"], form["token"], model, {name: _offered(*one) for name, one in items.items()}, proof,
-                  form["device"], _pool(*form["pool"]) if "pool" in form else None, exports)
-    if offer.device not in DEVICES:
-        raise ValueError(f"a pool on the device {offer.device!r:.40}")
+def _offer(first: str, form: Mapping[str, Any]) -> Offer:
+    if len(first) > _OFFER_TEXT:  # because it is kept
+        raise ValueError(f"an offer with {len(first)} characters without its outputs")
+    origin, token, proof = _origin(first), form["token"], form["proof"]
+    if not type(token) is type(proof) is str:
+        raise ValueError(f"{token!r:.40} or {proof!r:.40} is not a text")
+    return Offer(origin.engine_id, token, origin.model, {name: _offered(*one) for name, one in form["items"].items()}, proof,
+                 origin.device, origin.pool, origin.exports)
+
+
+@lru_cache(_ORIGINS)
+def _origin(text: str) -> _Origin:
+    form = _form(text)
+    model, exports = dict(form["model"].items()), dict(form.get("exports", {}).items())
+    origin = _Origin(form["engine_id"], model, form["device"], _pool(*form["pool"]) if "pool" in form else None, exports)
+    if origin.device not in DEVICES:
+        raise ValueError(f"a pool on the device {origin.device!r:.40}")
     if len(exports) > _EXPORTS_MAX:
         raise ValueError(f"exports to {len(exports)} agents")
-    for text in (offer.engine_id, offer.token, proof, *model.values(), *exports.values()):  # keys are texts in JSON
-        if type(text) is not str:
-            raise ValueError(f"{text!r:.40} is not a text")
-    return offer
+    for value in (origin.engine_id, *model.values(), *exports.values()):  # keys are texts in JSON
+        if type(value) is not str:
+            raise ValueError(f"{value!r:.40} is not a text")
+    return origin
 
 
 def _pool(process: Any, fd: Any, door: Any = "") -> PoolName:
