@@ -318,6 +318,26 @@ def test_a_request_without_its_image_keeps_no_room_while_it_generates(pair):
     assert pd.run("q")[0] == "LENGTH" and not pd.encoded
 
 
+def test_a_preempted_request_waits_for_what_another_one_loads(engine, monkeypatch):
+    """Its own right has been used, and its output was evicted."""
+    e, pd = engine("e", "ec_producer"), engine("pd", "ec_consumer", 1, size=256 * 512 + 4096, transport="tcp")
+    wanted, others = [("again", 120)], [("between", 240)]
+    pd.add("first", wanted, encode(e, "first", wanted), NO_PIXELS, tokens=30)
+    until(lambda: pd.step() or pd.scheduler.requests["first"].num_output_tokens > 3, "some tokens")
+    assert pd.run(pd.add("evicts", others, encode(e, "evicts", others), NO_PIXELS))[0] == "LENGTH"
+    pd.add("second", wanted, encode(e, "second", wanted), NO_PIXELS)
+    with monkeypatch.context() as patch:
+        patch.setattr(Load, "poll", lambda *args: None)
+        until(lambda: pd.step() or pd.side._loads, "the load of the other request")
+        pd.preempt()
+        pd.scheduler.reset_encoder_cache()
+        pd.cache.clear()
+        pd.step()
+    assert pd.run("first")[0] == "LENGTH" and pd.run("second")[0] == "LENGTH" and not pd.encoded
+    pd.idle()
+    e.idle()
+
+
 def test_outputs_that_cannot_be_stored_are_not_offered(engine, monkeypatch):
     """Another dtype than the model's, or a modality that vLLM has not measured."""
     e = engine("e", "ec_producer", lease=0.3)

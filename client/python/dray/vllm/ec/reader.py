@@ -189,14 +189,14 @@ class Reader(ABC):
                 continue
             wanted = want.wanted.get(identifier)
             found = self._again(wanted) if wanted is not None else None
-            if found is not None and found.ready:
+            if found is not None:  # maybe on its way, by the load of another request
                 self._pool.use(found, want)
                 want.items[identifier] = found
             elif wanted is not None and not wanted.source.spent:
                 want.missing[identifier] = wanted
             elif wanted is not None and not want.refused:
                 self._give_up(want, identifier, errors.NotFound("the output was evicted before the preempted request came back"))
-        if want.missing and not want.refused:
+        if not want.refused and (want.missing or not all(item.ready for item in want.items.values())):
             now = time.monotonic()
             want.over, want.began, want.ends = False, now, now + self._deadline
             self._active[want.request.request_id] = want
