@@ -142,13 +142,27 @@ static bool mount_find(const char *root, bool v2, struct mount *ret)
 	return found;
 }
 
-/* The smallest limit from the cgroup's folder up to the mount. */
-static unsigned quota_upwards(const char *root, const struct mount *m, const char *cgroup, bool v2)
+/* Consumes the path. */
+static int folder_add(struct dray_cpu_limits *l, char *path, bool v2)
+{
+	struct dray_cpu_folder *v = path ? realloc(l->v, (l->n + 1) * sizeof(*v)) : NULL;
+
+	if (!v) {
+		free(path);
+		return -ENOMEM;
+	}
+	l->v = v;
+	l->v[l->n++] = (struct dray_cpu_folder){ path, v2 };
+	return 0;
+}
+
+/* From the cgroup's folder up to the mount. */
+static int folders_upwards(struct dray_cpu_limits *l, const char *root, const struct mount *m,
+			   const char *cgroup, bool v2)
 {
 	size_t n_shown = strlen(m->shown), floor;
-	unsigned least = UINT_MAX;
 	char dir[PATH_MAX], *slash;
-	int n;
+	int n, r;
 
 	/* the mount does not show this cgroup, so only the limit of the mount's own folder is known */
 	if (strstr(cgroup, "/.."))
@@ -161,27 +175,28 @@ static unsigned quota_upwards(const char *root, const struct mount *m, const cha
 	floor = strlen(root) + strlen(m->point);
 	n = snprintf(dir, sizeof(dir), "%s%s%s", root, m->point, cgroup);
 	if (n < 0 || (size_t)n >= sizeof(dir))
-		return UINT_MAX;
+		return 0;
 	do {
-		least = dray_min(least, quota_of(dir, v2));
+		r = folder_add(l, strdup(dir), v2);
 		slash = strrchr(dir, '/');
 		if (slash)
 			*slash = '\0';
-	} while (slash && strlen(dir) >= floor);
-	return least;
+	} while (r == 0 && slash && strlen(dir) >= floor);
+	return r;
 }
 
-unsigned dray_cpu_quota(const char *root)
+int dray_cpu_limits_find(struct dray_cpu_limits *l, const char *root)
 {
 	char path[PATH_MAX];
 	dray_auto(fclose) FILE *f = NULL;
 	dray_auto_free char *line = NULL;
-	unsigned least = UINT_MAX;
 	size_t cap = 0;
+	int r = 0;
 
+	dray_cpu_limits_deinit(l);
 	snprintf(path, sizeof(path), "%s/proc/self/cgroup", root);
 	f = fopen(path, "re");
-	while (f && getline(&line, &cap, f) > 0) {
+	while (f && r == 0 && getline(&line, &cap, f) > 0) {
 		char *controllers = strchr(line, ':'), *cgroup;
 		struct mount m;
 		bool v2;
@@ -198,15 +213,36 @@ unsigned dray_cpu_quota(const char *root)
 		if (!v2 && !list_has(controllers, "cpu"))
 			continue;
 		if (mount_find(root, v2, &m))
-			least = dray_min(least, quota_upwards(root, &m, cgroup, v2));
+			r = folders_upwards(l, root, &m, cgroup, v2);
 	}
+	return r;
+}
+
+unsigned dray_cpu_limits_read(const struct dray_cpu_limits *l)
+{
+	unsigned least = UINT_MAX;
+
+	for (unsigned i = 0; i < l->n; i++)
+		least = dray_min(least, quota_of(l->v[i].path, l->v[i].v2));
 	return least;
+}
+
+void dray_cpu_limits_deinit(struct dray_cpu_limits *l)
+{
+	for (unsigned i = 0; i < l->n; i++)
+		free(l->v[i].path);
+	free(l->v);
+	*l = (struct dray_cpu_limits){ 0 };
 }
 
 void dray_cpus_get(struct dray_cpus *ret)
 {
+	struct dray_cpu_limits limits = { 0 };
+
+	dray_cpu_limits_find(&limits, "");
 	ret->allowed = dray_cpus_allowed();
-	ret->quota_milli = dray_cpu_quota("");
+	ret->quota_milli = dray_cpu_limits_read(&limits);
+	dray_cpu_limits_deinit(&limits);
 }
 
 unsigned dray_cpus_whole(const struct dray_cpus *c)

@@ -36,8 +36,24 @@ unsigned dray_cpus_whole(const struct dray_cpus *c);
  */
 bool dray_cpus_can_spin(const struct dray_cpus *c, char *why, size_t n);
 
+/* A cgroup, of the version's hierarchy. */
+struct dray_cpu_folder {
+	char *path;
+	bool v2;
+};
+
+/* The folders of cgroups whose CPU limits apply to this process. A zeroed struct has none. */
+struct dray_cpu_limits {
+	struct dray_cpu_folder *v;
+	unsigned n;
+};
+
 /*
- * The cgroup's CPU limit alone, in thousandths of a CPU; UINT_MAX without one. root: prefix of every path that is read
- * ("" outside of tests).
+ * Finds them again. root: prefix of every path that is read ("" outside of tests). -ENOMEM: not all of them were found. They stay the same
+ * unless the process is moved to another cgroup, or the cgroup's file system is mounted elsewhere.
  */
-unsigned dray_cpu_quota(const char *root);
+int dray_cpu_limits_find(struct dray_cpu_limits *l, const char *root);
+void dray_cpu_limits_deinit(struct dray_cpu_limits *l);
+
+/* The least of the limits, in thousandths of a CPU; UINT_MAX without one. Reads a file of each folder, which does not block. */
+unsigned dray_cpu_limits_read(const struct dray_cpu_limits *l);

@@ -20,42 +20,53 @@ static void proc(const char *cgroup, const char *mountinfo)
 	cm_file_write(cm_dir, "proc/self/mountinfo", mountinfo);
 }
 
+static unsigned limit_found(void)
+{
+	struct dray_cpu_limits limits = { 0 };
+	unsigned limit;
+
+	assert_int_equal(dray_cpu_limits_find(&limits, cm_dir), 0);
+	limit = dray_cpu_limits_read(&limits);
+	dray_cpu_limits_deinit(&limits);
+	return limit;
+}
+
 static void missing_files_are_no_limit(void **state)
 {
-	assert_true(dray_cpu_quota(cm_dir) == UINT_MAX);
+	assert_true(limit_found() == UINT_MAX);
 	proc("", "");
-	assert_true(dray_cpu_quota(cm_dir) == UINT_MAX);
+	assert_true(limit_found() == UINT_MAX);
 	proc("0::/\n", V2_MOUNT);
-	assert_true(dray_cpu_quota(cm_dir) == UINT_MAX);
+	assert_true(limit_found() == UINT_MAX);
 }
 
 static void v2_uses_the_lowest_limit_up_to_the_root(void **state)
 {
 	proc("0::/kube/pod/box\n", "1 1 8:1 / / rw - ext4 /dev/sda1 rw\n" V2_MOUNT);
 	cm_file_write(cm_dir, "sys/fs/cgroup/kube/pod/box/cpu.max", "max 100000\n");
-	assert_true(dray_cpu_quota(cm_dir) == UINT_MAX);
+	assert_true(limit_found() == UINT_MAX);
 	cm_file_write(cm_dir, "sys/fs/cgroup/kube/pod/cpu.max", "250000 100000\n");
-	assert_int_equal(dray_cpu_quota(cm_dir), 2500);
+	assert_int_equal(limit_found(), 2500);
 	cm_file_write(cm_dir, "sys/fs/cgroup/kube/cpu.max", "50000 100000\n");
-	assert_int_equal(dray_cpu_quota(cm_dir), 500);
+	assert_int_equal(limit_found(), 500);
 	cm_file_write(cm_dir, "sys/fs/cgroup/kube/cpu.max", "400000 100000\n");
-	assert_int_equal(dray_cpu_quota(cm_dir), 2500);
+	assert_int_equal(limit_found(), 2500);
 }
 
 static void v2_in_a_namespace_reads_the_mount(void **state)
 {
 	proc("0::/\n", V2_MOUNT);
 	cm_file_write(cm_dir, "sys/fs/cgroup/cpu.max", "150000 100000\n");
-	assert_int_equal(dray_cpu_quota(cm_dir), 1500);
+	assert_int_equal(limit_found(), 1500);
 	/* the process was moved out of the root of its cgroup namespace */
 	proc("0::/../other\n", V2_MOUNT);
-	assert_int_equal(dray_cpu_quota(cm_dir), 1500);
+	assert_int_equal(limit_found(), 1500);
 	/* a mount of a folder, as container engines bind it, and a name with an escape */
 	proc("0::/a/b/c\n", "30 23 0:26 /a/b /sys/fs/c\\040g ro - cgroup2 cgroup rw\n");
 	cm_file_write(cm_dir, "sys/fs/c g/c/cpu.max", "700000 100000\n");
-	assert_int_equal(dray_cpu_quota(cm_dir), 7000);
+	assert_int_equal(limit_found(), 7000);
 	proc("0::/a/bb\n", "30 23 0:26 /a/b /sys/fs/c\\040g ro - cgroup2 cgroup rw\n");
-	assert_true(dray_cpu_quota(cm_dir) == UINT_MAX);
+	assert_true(limit_found() == UINT_MAX);
 }
 
 static void v1_reads_quota_and_period(void **state)
@@ -63,9 +74,31 @@ static void v1_reads_quota_and_period(void **state)
 	proc("5:cpuset:/x\n4:cpu,cpuacct:/box\n0::/\n", V1_MOUNT);
 	cm_file_write(cm_dir, "sys/fs/cgroup/cpu,cpuacct/box/cpu.cfs_quota_us", "-1\n");
 	cm_file_write(cm_dir, "sys/fs/cgroup/cpu,cpuacct/box/cpu.cfs_period_us", "100000\n");
-	assert_true(dray_cpu_quota(cm_dir) == UINT_MAX);
+	assert_true(limit_found() == UINT_MAX);
 	cm_file_write(cm_dir, "sys/fs/cgroup/cpu,cpuacct/box/cpu.cfs_quota_us", "410000\n");
-	assert_int_equal(dray_cpu_quota(cm_dir), 4100);
+	assert_int_equal(limit_found(), 4100);
+}
+
+static void limits_change_in_the_folders_that_were_found(void **state)
+{
+	struct dray_cpu_limits limits = { 0 };
+
+	assert_true(dray_cpu_limits_read(&limits) == UINT_MAX);
+	proc("0::/kube/pod\n", V2_MOUNT);
+	assert_int_equal(dray_cpu_limits_find(&limits, cm_dir), 0);
+	assert_true(dray_cpu_limits_read(&limits) == UINT_MAX);
+	cm_file_write(cm_dir, "sys/fs/cgroup/kube/pod/cpu.max", "250000 100000\n");
+	assert_int_equal(dray_cpu_limits_read(&limits), 2500);
+	cm_file_write(cm_dir, "sys/fs/cgroup/kube/cpu.max", "50000 100000\n");
+	assert_int_equal(dray_cpu_limits_read(&limits), 500);
+	/* in another cgroup, once it looks for that */
+	proc("0::/kube\n", V2_MOUNT);
+	cm_file_write(cm_dir, "sys/fs/cgroup/kube/cpu.max", "400000 100000\n");
+	assert_int_equal(dray_cpu_limits_read(&limits), 2500);
+	assert_int_equal(dray_cpu_limits_find(&limits, cm_dir), 0);
+	assert_int_equal(dray_cpu_limits_read(&limits), 4000);
+	dray_cpu_limits_deinit(&limits);
+	assert_true(dray_cpu_limits_read(&limits) == UINT_MAX);
 }
 
 static void malformed_files_are_no_limit(void **state)
@@ -78,10 +111,10 @@ static void malformed_files_are_no_limit(void **state)
 	proc("0::/\n", V2_MOUNT);
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
 		cm_file_write(cm_dir, "sys/fs/cgroup/cpu.max", bad[i]);
-		assert_true(dray_cpu_quota(cm_dir) == UINT_MAX);
+		assert_true(limit_found() == UINT_MAX);
 	}
 	proc("garbage\n:\n::\n0::\n", "garbage\n - \n - cgroup2\n1 2 3 - cgroup2 x y\n");
-	assert_true(dray_cpu_quota(cm_dir) == UINT_MAX);
+	assert_true(limit_found() == UINT_MAX);
 }
 
 static void whole_cpus_are_counted(void **state)
@@ -158,6 +191,7 @@ int main(void)
 		cm_test_in_dir(v2_uses_the_lowest_limit_up_to_the_root),
 		cm_test_in_dir(v2_in_a_namespace_reads_the_mount),
 		cm_test_in_dir(v1_reads_quota_and_period),
+		cm_test_in_dir(limits_change_in_the_folders_that_were_found),
 		cm_test_in_dir(malformed_files_are_no_limit),
 		cmocka_unit_test(whole_cpus_are_counted),
 		cmocka_unit_test(polling_needs_two_whole_cpus),

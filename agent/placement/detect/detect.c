@@ -44,7 +44,8 @@ struct detect {
 	struct nd_monitor *monitor;
 	bool looked; /* at least once */
 	int64_t listen_ns; /* when it last read the listening sockets; the control thread sets it if there is no need to */
-	int64_t quota_ns;             /* when it last read the CPU limit */
+	struct dray_cpu_limits limits;
+	int64_t quota_ns;             /* when the CPU limit was last read, by either thread */
 	struct nd_socket_count count; /* just before it last read the listening sockets */
 	unsigned skipped;             /* searches that the control thread has left out since then */
 	struct nd_scan *found;
@@ -108,16 +109,17 @@ static void scan_listeners(struct detect *d)
 	d->listen_ns = dray_now().ns;
 }
 
-/* The CPU limit of the cgroup takes some dozens of system calls, so it is not read each time. */
+/* The CPU limit is in files, so it is not read each time. */
 static void count_cpus(struct detect *d, bool all)
 {
 	int64_t now = dray_now().ns;
 
+	d->cpus.allowed = dray_cpus_allowed();
+	if (all)
+		dray_cpu_limits_find(&d->limits, "");
 	if (all || now >= d->quota_ns + QUOTA_NS) {
 		d->quota_ns = now;
-		dray_cpus_get(&d->cpus);
-	} else {
-		d->cpus.allowed = dray_cpus_allowed();
+		d->cpus.quota_milli = dray_cpu_limits_read(&d->limits);
 	}
 }
 
@@ -277,11 +279,7 @@ static void skip_search(struct detect *d)
 {
 	d->skipped++;
 	d->listen_ns = dray_now().ns;
-	if (d->listen_ns >= d->quota_ns + QUOTA_NS) {
-		begin_look(d, false);
-		return;
-	}
-	d->cpus.allowed = dray_cpus_allowed();
+	count_cpus(d, false);
 	report_cpus(d);
 	await_look(d);
 }
@@ -309,6 +307,7 @@ static void release(struct detect *d)
 	nd_scan_free(d->now);
 	nd_scan_free(d->found);
 	nd_listeners_deinit(&d->listeners);
+	dray_cpu_limits_deinit(&d->limits);
 	free(d);
 }
 
