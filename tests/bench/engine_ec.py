@@ -23,6 +23,7 @@ import ec_sides
 import rig
 import serving
 import vision
+from dray.vllm.ec.header import HEADER
 from ec_bare import offered
 from harness import LIMIT, ROOT, until
 from timed import Timed
@@ -378,12 +379,14 @@ def ec_bytes(lab, records, rounds):
                     return rate()
 
                 def transfer(pd=pd, moved=moved, output=output, rate=rate):
-                    """Of bytes that were just written, by a new right, between other places each time, as a load is."""
-                    at, to = (chance.randrange(size - moved) // c.KIB * c.KIB for _ in range(2))
-                    e.memory.memory.view[at:at + moved] = output
-                    lease = e.region.lease([(at, moved, moved, 1)], access="r", expiry=LIMIT)
+                    """Of bytes that were just written, by a new right, between other places each time, as a load is. With as many more as a header
+                    has, which may make another slice of a transfer."""
+                    length = HEADER + moved
+                    at, to = (chance.randrange(size - length) // c.KIB * c.KIB for _ in range(2))
+                    e.memory.memory.view[at + HEADER:at + length] = output
+                    lease = e.region.lease([(at, length, length, 1)], access="r", expiry=LIMIT)
                     remote = pd.client.acquire(lease.token, timeout=LIMIT)
-                    pd.client.read(pd.region, remote, [(to, at, moved)]).result(LIMIT)
+                    pd.client.read(pd.region, remote, [(to, at, length)]).result(LIMIT)
                     remote.release()
                     return rate()
 

@@ -165,7 +165,7 @@ checked, and copied if it has up to 128 KiB; with `tcp`, two agents move it mean
 In an engine the model has used the processor's caches between two requests: rows with emptied caches are nearer to that. What stands for E's encoder
 computes in one thread, because threads that look for more work would keep the agents from the processors."""),
     ("vllm_ec_bytes", "vLLM: the bytes of encoder outputs", """Bytes a second of loads of outputs by the scheduler sides of `DrayECConnector`, without engines: by the agent's clock, and from the start of the load to the step of
-PD that sees its end. The ceiling is a transfer of as many bytes that were just written, by a new right, between the same pools, all of whose pages
+PD that sees its end. The ceiling is a transfer of as many bytes, with those of the header, that were just written, by a new right, between the same pools, all of whose pages
 both agents have touched before. `local` pulls here instead of reading in place."""),
     ("vllm_ec_text", "vLLM: text beside an encoder", """Time to the first token of requests of text at an engine that uses outputs of an encoder, while the encoder is idle, busy with two images at a time, or
 dead, and then beside requests for outputs of the dead encoder, whose images are encoded here. The ceiling is an engine without a connector, beside the same requests."""),
