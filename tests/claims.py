@@ -8,14 +8,18 @@ import pathlib
 
 import pytest
 
+COLLECTS_LATE = pytest.version_tuple < (8,)
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session):
     """Leaves nothing to collect before the first test, if whole folders are given."""
     folders = [pathlib.Path(given) for given in session.config.args]  # none: the conftest.py of another folder has left nothing
-    claims = "DRAY_CLAIMS" in os.environ and not session.config.option.collectonly and pytest.version_tuple < (8,)
+    claims = "DRAY_CLAIMS" in os.environ and not session.config.option.collectonly
     if claims and folders and all(f.is_dir() for f in folders):
-        session.claimable, session.config.args = [file for f in folders for file in f.glob("test_*.py")], []
+        session.claimable = [file.resolve() for f in folders for file in f.glob("test_*.py")]
+        if COLLECTS_LATE:
+            session.config.args = []
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -34,7 +38,7 @@ def pytest_runtestloop(session):
 def claimed(session, folder):
     """The tests of the files that this run claims. It claims a file when it has run the previous one; the longest files
     come first, because all runs wait for the last file. A file that cannot be imported is a failure among its tests."""
-    files = {file: None for file in getattr(session, "claimable", ())}
+    files = {file: [] for file in getattr(session, "claimable", ())}
     for item in session.items:
         files.setdefault(item.path, []).append(item)
     collected = 0
@@ -44,7 +48,7 @@ def claimed(session, folder):
         except FileExistsError:
             continue
         items = files[file]
-        if items is None:
+        if COLLECTS_LATE and not items:
             items = session.perform_collect([str(file)])
             collected += len(items)
             session.testscollected = collected
