@@ -19,7 +19,7 @@
 /* Measured: writes into memory regions of more than 4 GiB reach half of the bandwidth. */
 #define SLICE_MAX (3584ull << 20)
 #define PAGE 4096ull
-/* Of memory with a missing page, over 40 s at most. A client writes 3 GiB of a new pool in a second. */
+/* Of memory with a missing page, 30 s at most. A client writes 3 GiB of a new pool in a second. */
 #define ATTEMPTS_MAX 12
 #define ATTEMPT_PAUSE_NS (20 * DRAY_NS_PER_MS)
 #define ATTEMPT_PAUSE_MAX_NS (10 * DRAY_NS_PER_SEC)
