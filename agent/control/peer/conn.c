@@ -18,8 +18,6 @@
 
 #define MESSAGES_PER_CALL 32
 #define READS_PER_CALL 64
-/* Fewer bytes than this are not a part of a longer message. */
-#define ALONE 4096
 
 static void conn_destroy(struct conn *c)
 {
@@ -155,7 +153,6 @@ static void input(struct conn *c)
 {
 	unsigned budget = MESSAGES_PER_CALL, reads = READS_PER_CALL;
 	struct dray_err why = DRAY_ERR_NULL;
-	bool emptied = false;
 	size_t need, room, n;
 	uint8_t *to;
 	int r;
@@ -169,7 +166,7 @@ static void input(struct conn *c)
 			run_again(c);
 			return;
 		}
-		if (c->fd < 0 || emptied)
+		if (c->fd < 0)
 			return;
 		to = msgbuf_room(&c->in, need, &room);
 		if (!to) {
@@ -182,8 +179,6 @@ static void input(struct conn *c)
 			return;
 		}
 		msgbuf_added(&c->in, n);
-		/* most messages come alone: no system call only to find that no other has come */
-		emptied = n < ALONE && !tls_holds_input(&c->tls);
 	}
 }
 

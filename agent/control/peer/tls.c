@@ -99,8 +99,6 @@ static int ctx_setup(SSL_CTX *ctx)
 					 SSL_OP_NO_COMPRESSION | SSL_OP_CIPHER_SERVER_PREFERENCE);
 	SSL_CTX_set_mode(ctx, SSL_MODE_RELEASE_BUFFERS | SSL_MODE_ENABLE_PARTIAL_WRITE |
 				      SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
-	/* a record in one system call, not its header and then its rest */
-	SSL_CTX_set_read_ahead(ctx, 1);
 	SSL_CTX_set_session_cache_mode(ctx, SSL_SESS_CACHE_OFF);
 	SSL_CTX_set_psk_use_session_callback(ctx, psk_offer);
 	SSL_CTX_set_psk_find_session_callback(ctx, psk_find);
@@ -244,11 +242,6 @@ int tls_handshake(struct tls_conn *c, struct dray_err *reterr)
 int tls_read(struct tls_conn *c, void *buf, size_t cap, size_t *ret_n, struct dray_err *reterr)
 {
 	return outcome(c, SSL_read_ex(begin(c), buf, cap, ret_n), reterr);
-}
-
-bool tls_holds_input(const struct tls_conn *c)
-{
-	return SSL_has_pending(c->ssl);
 }
 
 int tls_write(struct tls_conn *c, const void *buf, size_t n, size_t *ret_n, struct dray_err *reterr)

@@ -84,8 +84,6 @@ void tls_close(struct tls_conn *c);
 /* 0 when complete: both sides have proved that they hold the key. */
 int tls_handshake(struct tls_conn *c, struct dray_err *reterr);
 int tls_read(struct tls_conn *c, void *buf, size_t cap, size_t *ret_n, struct dray_err *reterr);
-/* Bytes that were received, but not all given to the caller: the socket does not become readable for them. */
-bool tls_holds_input(const struct tls_conn *c);
 int tls_write(struct tls_conn *c, const void *buf, size_t n, size_t *ret_n,
 	      struct dray_err *reterr);
 /* Sends close_notify if the socket takes it at once. */
