@@ -74,7 +74,6 @@ struct lab {
 	struct channel spare;
 	bool spare_open;
 	bool own; /* transfers are the agent's own */
-	int (*arrived)(struct core *c, struct xfer *x, const struct slice *s); /* of transfers */
 };
 
 static struct lab *lab;
@@ -433,7 +432,6 @@ static uint64_t submit(enum dmsg_direction way, const uint64_t (*ops)[3], uint32
 				  .spec.remote = lab->to,
 				  .spec.flags = notify ? DMSG_TRANSFER_FLAG_NOTIFY : 0,
 				  .notify = (const uint8_t *)"",
-				  .arrived = lab->arrived,
 				  .ended = lab->own ? own_ended : NULL };
 
 	assert_int_equal(rig_submit(&lab->rig, &lab->s, &r, ops, n, &err), 0);

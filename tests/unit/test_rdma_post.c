@@ -323,42 +323,6 @@ static void test_reads_alone(void **state)
 	assert_same(0, 0, 2 << 20);
 }
 
-static unsigned posted_before[8], n_arrived;
-
-static int note_arrival(struct core *c, struct xfer *x, const struct slice *s)
-{
-	(void)c;
-	(void)x;
-	(void)s;
-	assert_true(n_arrived < DRAY_ARRAY_SIZE(posted_before));
-	posted_before[n_arrived++] = lab->qps[0].tail;
-	return 0;
-}
-
-/* The next list is in flight while checksums of the former one's slices are computed. */
-static void test_next_list_first(void **state)
-{
-	struct fake_qp *f;
-	unsigned first;
-
-	lab->soft_roce = true;
-	lab->arrived = note_arrival;
-	n_arrived = 0;
-	f = simple(256);
-	submit(DMSG_DIRECTION_READ, (const uint64_t[][3]){ { 0, 0, BYTES } }, 1, false);
-	turn();
-	first = f->tail;
-	run(f, first);
-	turn();
-	assert_in_range(n_arrived, 1, 7);
-	for (unsigned i = 0; i < n_arrived; i++)
-		assert_true(posted_before[i] > first);
-	run_all();
-	assert_int_equal(n_arrived, 8);
-	assert_int_equal(last()->code, 0);
-	assert_same(0, 0, BYTES);
-}
-
 /* On Soft-RoCE neither small writes nor small reads join the list of the others. */
 static void test_no_mixed_lists(void **state)
 {
@@ -930,7 +894,6 @@ int main(void)
 		TEST(flush_before_notification),
 		TEST(confirmed_reads),
 		TEST(reads_alone),
-		TEST(next_list_first),
 		TEST(no_mixed_lists),
 		TEST(scattered_reads_alone),
 		TEST(spread),

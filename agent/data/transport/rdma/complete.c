@@ -61,44 +61,32 @@ static void slice_done(struct rdma_queue *p, struct rdma_entry *e)
 	}
 }
 
-/*
- * All entries up to the next one that asked for a completion are done. An idle queue pair gets its next requests first, since the end of
- * a slice may take the checksum of its bytes.
- */
+/* All entries up to the next one that asked for a completion are done. */
 static void complete(struct rdma_queue *p, int64_t now_ns)
 {
-	struct rdma_entry done[RDMA_LIST];
 	struct core *c = p->rdma->c;
-	bool last = false, more;
-	uint32_t n = 0;
+	bool last = false;
 
 	if (!p->signalled)
 		return;
 	p->signalled--;
 	p->rdma->rails[p->qp.path.rail].signalled--;
-	/* an entry has a request at least, and the last one of each list asks for a completion */
-	while (!last && p->head != p->tail && n < RDMA_LIST) {
-		struct rdma_entry *e = &done[n++];
+	while (!last && p->head != p->tail) {
+		struct rdma_entry e = *rdma_entry_at(p, p->head++);
 
-		*e = *rdma_entry_at(p, p->head++);
-		last = e->signalled;
-		p->used -= e->requests;
-		p->in_flight -= e->bytes;
-		p->rdma->rails[p->qp.path.rail].in_flight -= e->bytes;
-		rdma_count(&p->qp, moving_ns, e->requests * dray_span(now_ns - e->posted_ns));
+		last = e.signalled;
+		p->used -= e.requests;
+		p->in_flight -= e.bytes;
+		p->rdma->rails[p->qp.path.rail].in_flight -= e.bytes;
+		rdma_count(&p->qp, moving_ns, e.requests * dray_span(now_ns - e.posted_ns));
+		rdma_entry_release(c, &e);
+		if (e.slice)
+			slice_done(p, &e);
 	}
 	if (!p->used)
 		p->reading = false;
-	more = !p->lost && (p->partial || rdma_channel_has_work(p->ch));
-	if (more && !p->used)
-		rdma_channel_pull(p->ch);
-	else if (more)
+	if (!p->lost && (p->partial || rdma_channel_has_work(p->ch)))
 		rdma_pull_later(p->ch);
-	for (uint32_t i = 0; i < n; i++) {
-		rdma_entry_release(c, &done[i]);
-		if (done[i].slice)
-			slice_done(p, &done[i]);
-	}
 }
 
 bool rdma_rail_poll(struct rdma_rail *rail)
