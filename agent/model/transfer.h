@@ -29,18 +29,22 @@ struct xfer_request {
 	 * each stop is urgent.
 	 */
 	bool outlived;
-	uint32_t *wait; /* a word of the agent that is awaited to be 1; NULL: none */
+	/*
+	 * NULL, or: how many bytes may move now, in the order of the operations; never fewer than before, and all in the end. It begins
+	 * when there are some.
+	 */
+	uint64_t (*ready)(const struct xfer *x);
 	/*
 	 * NULL, or: the bytes of this slice are in place; in any order. It ends nothing. For slices with lists of their memory. 0, or
 	 * -EFAULT: the client has taken pages from its memory.
 	 */
 	int (*arrived)(struct core *c, struct xfer *x, const struct slice *s);
 	void (*ended)(struct core *c, struct xfer *x);
-	void *ended_arg; /* of both */
+	void *ended_arg; /* of all three */
 };
 
 enum xfer_state {
-	XFER_WAITING, /* until its operations are read, for its wait word, and until its memory is open */
+	XFER_WAITING, /* until its operations are read, for its wait word or first bytes, and until its memory is open */
 	XFER_RUNNING,   /* sends slices */
 	XFER_STOPPING,  /* failed or cancelled; waits for slices in flight */
 	XFER_NOTIFYING, /* all bytes are in place; waits for the answer to its notification */

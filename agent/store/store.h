@@ -134,9 +134,9 @@ enum dmsg_store_status store_forward_put(struct store_member *m, struct store_ke
 					 struct store_object **ret);
 enum dmsg_store_status store_forward_begin(struct store_object *o, struct store_get *g);
 
-/* GETs of one batch wait until all their objects are in memory. Zeroed before the first one. */
+/* GETs of one batch whose objects are read from disk. Zeroed before the first one. */
 struct store_wait {
-	uint32_t ready; /* 1: they are; written by another thread */
+	uint32_t ready; /* 1: all are in memory; written by another thread */
 	uint32_t pending;
 	struct turns_share share; /* of the turns of the disk */
 	int64_t disk_ns;          /* when the last object was read from disk; 0: none was */
@@ -148,6 +148,7 @@ struct store_wait {
 struct store_get {
 	struct store_object *object; /* NULL: nothing is held */
 	bool loads;                  /* it is read from disk */
+	uint32_t here;               /* 1: its bytes are in place; written by another thread */
 	bool arrives;                /* it came from another agent for this GET */
 	struct dray_list link;       /* the store's, while it is */
 	struct store_wait *wait;
@@ -156,11 +157,17 @@ struct store_get {
 };
 
 /*
- * Finds and holds an object until store_get_end(). Its bytes are in place, or, if it loads, will be when *w is ready.
+ * Finds and holds an object until store_get_end(). Its bytes are in place, or, if it loads, will be when store_get_is_here().
  * busy: there is no room in memory to load it to.
  */
 enum dmsg_store_status store_get_begin(struct store_member *m, struct store_key key,
 				       struct store_wait *w, struct store_get *ret);
+/* The bytes of an object that is held are in place. */
+static inline bool store_get_is_here(const struct store_get *g)
+{
+	return !g->loads || __atomic_load_n(&g->here, __ATOMIC_ACQUIRE);
+}
+
 /* After the GETs of a batch, if one of them loads. False: all objects are in memory already. */
 bool store_get_waits(struct store *s, struct store_wait *w);
 /* Nothing of the object is read any more. corrupt or lost: its bytes on disk were, and those in memory are zeros. */

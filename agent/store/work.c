@@ -131,6 +131,7 @@ static void tell_waiters(struct store_object *o, enum dmsg_store_status status)
 	while ((g = dray_list_pop(&disk_part(o)->waiters, struct store_get, link))) {
 		g->status = status;
 		g->wait->disk_ns = now_ns;
+		__atomic_store_n(&g->here, 1, __ATOMIC_RELEASE);
 		wait_less(g->wait);
 	}
 }

@@ -122,12 +122,18 @@ def test_small_batch_overtakes_a_large_one(new_store):
 
 
 def test_configured_rate_of_reads_is_a_limit(new_store):
-    """The second of three objects is due 64 s after the first. A write that comes later is done before it, by the disk's only thread."""
+    """
+    The second of three objects is due 64 s after the first, which is copied before that. A write that comes later is done before it, by the
+    disk's only thread.
+    """
     agent = new_store(store__disk_read_rate="1KiB")
     with User(agent) as user:
         fill(agent, user)
         evict(agent)
+        user.view[:SIZE] = bytes(SIZE)
         waiting = get(user, KEYS[:3], wait=False)
+        until(lambda: user.view[:SIZE] == value_of(KEYS[0])[:SIZE], "the bytes of the first object")
+        assert user.view[SIZE:3 * SIZE] == bytes(2 * SIZE)
         until(lambda: samples_of(agent)["dray_store_disk_reads_total"] == 1, "the first object")
         assert user.put(b"later", value_of(b"later")[:SIZE]) == Status.OK
         until(lambda: samples_of(agent)["dray_store_disk_objects"] == len(KEYS) + 1, "the write")

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Many transfers that wait for a word, or whose deadline passes: what one turn does, and for which owner. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "agent/data/transfer/owner.h"
+#include "agent/data/transport/local/local.h"
 #include "lib/time.h"
 #include "tests/unit/account.h"
 #include "tests/unit/cm.h"
@@ -13,6 +15,7 @@
 #define REGION 1ull
 #define REMOTE 1ull
 #define WORD 1024
+#define TO 2048
 
 /* Two sessions of one owner, and one of another. */
 enum { CROWD, SIBLING, OTHER, SESSIONS };
@@ -158,6 +161,97 @@ static void transfers_that_end_are_not_looked_for(void **state)
 	assert_int_equal(xfers_tick(c) == INT64_MAX, 0); /* deadlines */
 }
 
+static uint64_t movable;
+
+static uint64_t may_move(const struct xfer *x)
+{
+	return movable;
+}
+
+/* A write of 2,000 bytes to TO and on, of which `movable` may move. */
+static void add_ready(uint64_t request_id)
+{
+	const uint64_t ops[3][3] = { { 0, TO, 600 },
+				     { 600, TO + 600, 400 },
+				     { 1000, TO + 1048, 1000 } };
+	struct dray_err err = DRAY_ERR_NULL;
+	struct xfer_request r = { .request_id = request_id,
+				  .spec.direction = DMSG_DIRECTION_WRITE,
+				  .spec.local = REGION,
+				  .spec.remote = REMOTE,
+				  .ready = may_move };
+
+	movable = 0;
+	memset(rig_at(&t.region, 0), 'a', TO);
+	memset(rig_at(&t.region, TO), 0, BYTES - TO);
+	assert_int_equal(rig_submit(&t.rig, &t.sessions[OTHER], &r, ops, 3, &err), 0);
+}
+
+static void turns(void)
+{
+	t.rig.core.now_ns += DRAY_NS_PER_MS;
+	xfers_tick(&t.rig.core);
+	while (rig_turn(&t.rig))
+		;
+}
+
+static unsigned moved(void)
+{
+	unsigned n = 0;
+
+	for (unsigned i = TO; i < BYTES; i++)
+		n += *rig_at(&t.region, i) == 'a';
+	return n;
+}
+
+static void bytes_move_as_soon_as_they_may(void **state)
+{
+	add_ready(1);
+	turns();
+	assert_int_equal(begun(OTHER), 0);
+	/* a device that comes up changes nothing */
+	xfers_retry(&t.rig.core);
+	assert_int_equal(begun(OTHER), 0);
+	for (movable = 1; movable < 1000; movable += 333) {
+		turns();
+		assert_int_equal(begun(OTHER), 1);
+		assert_int_equal(moved(), movable);
+		turns();
+		assert_int_equal(moved(), movable);
+	}
+	assert_int_equal(t.rig.n_ended, 0);
+	/* a worker looks at what waits before it sends, and must not sleep then */
+	t.rig.core.now_ns += DRAY_NS_PER_MS;
+	movable++;
+	xfers_tick(&t.rig.core);
+	t.rig.core.kicked = false;
+	transport_local.progress(&t.rig.core, t.rig.core.transport_state[0]);
+	assert_true(t.rig.core.kicked);
+	movable = 2000;
+	turns();
+	assert_int_equal(t.rig.n_ended, 1);
+	assert_int_equal(t.rig.ended[0].code, 0);
+	assert_int_equal(t.rig.ended[0].bytes, 2000);
+}
+
+/* Another transfer of the session goes on meanwhile, and one that waits for bytes can be stopped. */
+static void a_transfer_that_waits_for_bytes_holds_up_no_other(void **state)
+{
+	add_ready(7);
+	movable = 100;
+	turns();
+	set_word(1);
+	add(OTHER, 1, 0);
+	turns();
+	assert_int_equal(t.rig.n_ended, 1);
+	xfer_stop(&t.rig.core, xfer_find(&t.sessions[OTHER].xs, 7), DRAY_E_CANCELLED, NULL, false);
+	assert_int_equal(t.rig.n_ended, 2);
+	assert_int_equal(t.rig.ended[1].code, DRAY_E_CANCELLED);
+	movable = 2000;
+	turns();
+	assert_int_equal(moved(), 100);
+}
+
 static void a_turn_ends_a_bounded_number_of_overdue_transfers(void **state)
 {
 	struct core *c = &t.rig.core;
@@ -184,6 +278,9 @@ int main(void)
 						teardown),
 		cmocka_unit_test_setup_teardown(transfers_that_end_are_not_looked_for, setup,
 						teardown),
+		cmocka_unit_test_setup_teardown(bytes_move_as_soon_as_they_may, setup, teardown),
+		cmocka_unit_test_setup_teardown(a_transfer_that_waits_for_bytes_holds_up_no_other,
+						setup, teardown),
 		cmocka_unit_test_setup_teardown(a_turn_ends_a_bounded_number_of_overdue_transfers,
 						setup, teardown),
 	};

@@ -159,7 +159,7 @@ struct xfer {
 	struct dray_map_node by_request;
 	struct dray_list flow_link; /* on flow->turns, or on the free list */
 	struct dray_heap_node rank; /* in flow->ranks, while slices remain */
-	struct dray_list wait_link; /* while it waits for its word */
+	struct dray_list wait_link; /* while it waits for its word, or for bytes that may move */
 	bool waits;                 /* counts as waiting for its word */
 	struct xfer_session *session;
 	struct flow *flow;
@@ -200,6 +200,7 @@ struct xfer {
 	bool outlived;                  /* of struct xfer_request */
 	struct dray_heap_node deadline; /* by time in ns */
 	/* of struct xfer_request */
+	uint64_t (*ready)(const struct xfer *x);
 	int (*arrived)(struct core *c, struct xfer *x, const struct slice *s);
 	void (*ended)(struct core *c, struct xfer *x);
 	void *ended_arg;
@@ -209,6 +210,12 @@ struct xfer {
 	struct xfer_op ops_inline[XFER_OPS_INLINE];
 	struct dray_list uses[XFER_ROLES]; /* on its objects, while it holds them */
 };
+
+/* Bytes that no slice has yet, and that may move now. */
+static inline uint64_t xfer_ready(const struct xfer *x)
+{
+	return x->ready ? x->ready(x) - (x->bytes - x->left) : x->left;
+}
 
 /* The transfer enters that phase now. */
 static inline void xfer_enter(struct xfer *x, enum xfer_phase phase, int64_t now_ns)
@@ -307,7 +314,7 @@ struct core {
 	uint32_t slices_free;
 	uint64_t next_slice_id;
 	uint32_t awaited; /* descriptors on which a transport waits for an answer to its slices */
-	/* a channel got work, perhaps of a transport whose part of the turn is over */
+	/* a channel got work, perhaps of a transport whose part of the turn is over, or a transfer waits */
 	bool kicked;
 	const struct transport_ops *transports[TRANSPORTS_MAX]; /* best first */
 	void *transport_state[TRANSPORTS_MAX];

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "agent/data/transfer/transport.h"
+#include "agent/data/transfer/wait.h"
 #include "lib/assert.h"
 #include "lib/cleanup.h"
 
@@ -362,6 +363,7 @@ struct slice *sched_next(struct core *c, struct channel *ch, uint64_t max_bytes)
 	while ((f = dray_list_first(&ch->flows, struct flow, link))) {
 		struct xfer *x;
 		struct slice *s;
+		uint64_t ready;
 
 		if (!may_send(c, f)) {
 			dray_list_del(&f->link);
@@ -375,14 +377,21 @@ struct slice *sched_next(struct core *c, struct channel *ch, uint64_t max_bytes)
 				continue;
 			}
 		}
+		x = flow_next(f, c->cfg.slice_size);
+		dray_assert(x);
+		ready = dray_min(xfer_ready(x), max_bytes);
+		if (!ready) {
+			sched_dequeue(x);
+			wait_add(c, x);
+			continue;
+		}
 		s = slice_new(c);
 		if (!s)
 			return NULL;
-		x = flow_next(f, c->cfg.slice_size);
 		if (ch->ops->walks_ops)
-			slice_span(s, x, ch->ops->walks_ops, max_bytes);
+			slice_span(s, x, ch->ops->walks_ops, ready);
 		else
-			slice_fill(s, x, max_bytes);
+			slice_fill(s, x, ready);
 		s->xfer = x;
 		s->at = x->bytes - x->left;
 		x->left -= s->bytes;

@@ -25,6 +25,8 @@ void wait_add(struct core *c, struct xfer *x)
 	}
 	o->n_waiting++;
 	o->changed_ns = c->now_ns;
+	/* this turn may have looked already: the next one says when to look again */
+	c->kicked = true;
 }
 
 void wait_del(struct xfer *x)
@@ -41,19 +43,27 @@ void wait_del(struct xfer *x)
 	s->owner->n_waiting_sessions--;
 }
 
+static void go_on(struct core *c, struct xfer *x)
+{
+	x->session->owner->changed_ns = c->now_ns;
+	wait_del(x);
+	xfer_go(c, x);
+}
+
 /* May end the transfer, and with it its session and the transfers of that. */
 static void look_at(struct core *c, struct xfer *x)
 {
 	uint32_t v;
 
-	if (fault_load32(x->wait.p, &v) < 0) {
+	if (!x->wait.p) {
+		if (xfer_ready(x))
+			go_on(c, x);
+	} else if (fault_load32(x->wait.p, &v) < 0) {
 		xfer_memory_fault(c, x->wait.region->view->session);
 		xfer_stop(c, x, DRAY_E_REGION_FAULT, "the page of the wait word was removed",
 			  false);
 	} else if (v == x->wait.value) {
-		x->session->owner->changed_ns = c->now_ns;
-		wait_del(x);
-		xfer_go(c, x);
+		go_on(c, x);
 	}
 }
 

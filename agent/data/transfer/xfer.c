@@ -211,7 +211,7 @@ static void xfer_record(struct core *c, const struct xfer *x)
 	bool slow;
 
 	xfer_describe(r, c, x, x->ended_ns);
-	/* without the time in which the client had not set the wait word */
+	/* without the time in which the client had not set the wait word, or none of its bytes could move */
 	took_ns = record_duration(r) - r->phase_ns[XFER_PHASE_WAIT];
 	if (!r->code)
 		count_times(c->counters, r, took_ns);
@@ -428,6 +428,7 @@ bool xfer_move(struct core *c, struct xfer *x, struct dray_list *slices)
 		if (!ch)
 			continue;
 		sched_dequeue(x);
+		wait_del(x);
 		sched_assign(x, i, ch);
 		while ((s = dray_list_pop(slices, struct slice, link)))
 			ops->adopt(c, c->transport_state[i], ch, s);

@@ -47,8 +47,8 @@ int ops_load(struct core *c, struct xfer *x, const struct xfer_request *r, struc
 	     uint32_t most, struct dray_err *reterr);
 
 /*
- * Gives the transfer to the best transport that reaches the remote now. If no transport does, the transfer ends with the
- * reason.
+ * Gives the transfer to the best transport that reaches the remote now, or to the one that has it. If no transport does, the transfer ends
+ * with the reason.
  */
 void xfer_go(struct core *c, struct xfer *x);
 

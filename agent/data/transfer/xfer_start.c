@@ -163,8 +163,6 @@ static int prepare(struct core *c, struct xfer *x, const struct xfer_request *r,
 			return dray_err_set(reterr, -ENOENT, DRAY_E_REVOKED,
 					    "the remote's region was removed");
 	}
-	if (r->wait)
-		x->wait = (struct xfer_word){ r->wait, NULL, 1 };
 	if (spec->flags & DMSG_TRANSFER_FLAG_WAIT &&
 	    word_get(c, s, "wait", spec->wait_region, spec->wait_offset, spec->wait_value,
 		     DMSG_ACCESS_READ, &x->wait, reterr) < 0)
@@ -302,6 +300,11 @@ static uint32_t *not_open(const struct xfer *x)
 
 void xfer_go(struct core *c, struct xfer *x)
 {
+	if (x->state == XFER_RUNNING) {
+		if (sched_enqueue(c, x) < 0)
+			xfer_stop(c, x, DRAY_E_NO_MEMORY, "no memory for the transfer", false);
+		return;
+	}
 	x->wait.p = not_open(x);
 	x->wait.value = 1;
 	if (x->wait.p) {
@@ -327,10 +330,10 @@ void xfer_go(struct core *c, struct xfer *x)
 		refuse(c, x);
 }
 
-/* Goes on if it waits for a path, for which no word is set. */
+/* Goes on if it waits for a path, and neither for a word nor for bytes that may move. */
 static void retry_of(struct core *c, struct xfer *x, struct object *o)
 {
-	if (x->state == XFER_WAITING && !x->wait.p && x != x->session->read)
+	if (x->state == XFER_WAITING && dray_list_empty(&x->wait_link) && x != x->session->read)
 		xfer_go(c, x);
 }
 
@@ -361,8 +364,8 @@ void xfers_retry(struct core *c)
  */
 static bool xfer_at_once(struct core *c, struct xfer *x)
 {
-	if (x->wait.p || x->notify || x->bytes > XFER_AT_ONCE_MAX || x->n_ops > XFER_OPS_INLINE ||
-	    not_open(x))
+	if (x->wait.p || x->ready || x->notify || x->bytes > XFER_AT_ONCE_MAX ||
+	    x->n_ops > XFER_OPS_INLINE || not_open(x))
 		return false;
 	for (unsigned i = 0; i < c->n_transports; i++) {
 		const struct transport_ops *ops = c->transports[i];
@@ -394,7 +397,7 @@ static int admit(struct core *c, struct xfer *x, const struct xfer_request *r,
 	ret = dray_handles_add(&xs->table, x, &x->handle);
 	if (ret >= 0)
 		ret = dray_heap_set(&xs->deadlines, &x->deadline, c->now_ns + limit_ns);
-	if (ret >= 0 && (x->wait.p || !x->local->open))
+	if (ret >= 0 && (x->wait.p || x->ready || !x->local->open))
 		ret = wait_begin(x, reterr);
 	if (ret < 0) {
 		quotas_put(s->shared);
@@ -412,7 +415,7 @@ static int admit(struct core *c, struct xfer *x, const struct xfer_request *r,
 static void begin(struct core *c, struct xfer *x)
 {
 	xfer_accept(c);
-	if (x->wait.p)
+	if (x->wait.p || x->ready)
 		wait_add(c, x);
 	else
 		xfer_go(c, x);
@@ -503,6 +506,7 @@ int xfer_start(struct core *c, struct xfer_session *s, const struct xfer_request
 	x->session = s;
 	x->request_id = r->request_id;
 	x->from_ring = r->from_ring;
+	x->ready = r->ready;
 	x->arrived = r->arrived;
 	x->ended = r->ended;
 	x->ended_arg = r->ended_arg;

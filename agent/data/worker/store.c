@@ -2,7 +2,7 @@
 /*
  * Requests to the store. The session's worker looks keys up itself; the bytes of a PUT or a GET are one transfer between the
  * client's region and the store's memory, so that all its rules (slices, deadline, cancel, end of a region or a session) hold
- * for it as well. A GET of objects that are only on disk is a transfer that waits for a word until they are in memory.
+ * for it as well. A GET of objects that are only on disk is a transfer whose bytes may move as the objects come to memory.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -202,6 +202,8 @@ uint32_t item_ops(uint8_t *ops, const uint8_t *ranges, uint64_t at, uint64_t lef
 
 void batch_item_ops(struct batch *b, uint32_t item, const uint8_t *ranges)
 {
+	b->mixed |= item < b->last_item;
+	b->last_item = item;
 	b->n_ops += item_ops(b->ops + (size_t)b->n_ops * DMSG_OP_SIZE, ranges,
 			     store_object_offset(b->gets[item].object), b->results[item].length);
 }
@@ -339,6 +341,25 @@ static void items_begin(const struct batch_request *q, struct batch *b)
 	}
 }
 
+/* Objects that are read from disk come in about the order of their keys, so most are copied while the next ones are read. */
+static uint64_t batch_ready(const struct xfer *x)
+{
+	struct batch *b = x->ended_arg;
+
+	if (__atomic_load_n(&b->wait.ready, __ATOMIC_ACQUIRE))
+		return x->bytes;
+	for (; !b->mixed && b->n_here < b->n; b->n_here++) {
+		const struct store_get *g = &b->gets[b->n_here];
+
+		if (!g->object)
+			continue;
+		if (!store_get_is_here(g))
+			break;
+		b->bytes_here += b->results[b->n_here].length;
+	}
+	return b->bytes_here;
+}
+
 int batch_start(struct wsession *s, struct batch *b, dray_handle region, uint32_t deadline_ms,
 		struct dray_err *err)
 {
@@ -359,7 +380,7 @@ int batch_start(struct wsession *s, struct batch *b, dray_handle region, uint32_
 	};
 
 	if (b->loads && store_get_waits(w->store, &b->wait))
-		r.wait = &b->wait.ready;
+		r.ready = batch_ready;
 	request_start(s, &r, err);
 	return err->code ? -EINVAL : 0;
 }

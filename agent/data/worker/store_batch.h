@@ -13,8 +13,13 @@ struct batch {
 	const struct store_member *member;
 	int64_t begin_ns;
 	uint32_t n, n_ops;
-	bool loads; /* some objects are read from disk */
+	bool loads;         /* some objects are read from disk */
+	bool mixed;         /* the operations are not in the order of the keys */
+	uint32_t last_item; /* with operations */
 	struct store_wait wait;
+	/* of one that loads, and is not mixed: the keys and bytes up to the first object that is not here */
+	uint32_t n_here;
+	uint64_t bytes_here;
 	int64_t agents_ns; /* when the last object of another agent was here; 0: none was */
 	/* of PUT with replicas */
 	struct store_ask *replicas; /* what it asks for when its bytes are here; NULL: nothing */
