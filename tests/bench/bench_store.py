@@ -303,22 +303,6 @@ def seconds(what, n):
     return c.now() - began
 
 
-def against_transfer(records, gets, name, size, count):
-    """The same with the CRC-32C that a client would compute afterwards, too."""
-    gets.put(size, count)
-    n = c.sized(gets.tool, 16, "get")
-    rounds = []
-    for i in range(c.PAIRS):
-        words = ("read", "check", "get") if i % 2 else ("get", "check", "read")
-        rounds.append({word: c.rate(gets.tool.ask(word, n)) for word in words})
-    rate, bare, checked = (statistics.median(r[word] for r in rounds) for word in ("get", "read", "check"))
-    for ceiling_name, word, ceiling, target in (("dray's transfer of these bytes", "read", bare, (">=", 0.85)),
-                                                ("the transfer, then CRC-32C", "check", checked, None)):
-        spread = [r["get"] / r[word] for r in rounds]
-        records.add(f"GET from another agent, {name}" if target else f"the same, {name}", rate / 1e9, "GB/s", ceiling_name=ceiling_name,
-                    ceiling=ceiling / 1e9, ratio=statistics.median(spread), target=target, spread=spread)
-
-
 def beside_mooncake(records, ours, gets, theirs, name, size, count):
     """And dray's transfer of these bytes, by C, which no GET is faster than."""
     ours.put(size, count)
@@ -418,7 +402,9 @@ def remote(records, lab):
         gets = Gets(stack, ours)
         lone(records, gets)
         for shape in REMOTE:
-            against_transfer(records, gets, *shape)
+            name, *objects = shape
+            gets.put(*objects)
+            c.against_transfer(records, gets.tool, name)
         try:
             theirs = Mooncake(stack)
         except c.CannotRun as e:

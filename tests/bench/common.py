@@ -157,6 +157,21 @@ def sized(tool, guess, word="run"):
         guess = int(guess * min(16, max(2, ROUND / 2 / max(seconds, 1e-9))))
 
 
+def against_transfer(records, remote, name, unit=("GB/s", 1e9), n=None):
+    """GETs of what bench_remote has put at the other agent, beside its transfers of these bytes, without and with a CRC-32C afterwards."""
+    times = sized(remote, 1, "get")
+    rounds = []
+    for i in range(n or PAIRS):
+        words = ("read", "check", "get") if i % 2 else ("get", "check", "read")
+        rounds.append({word: rate(remote.ask(word, times)) for word in words})
+    got, bare, checked = (statistics.median(r[word] for r in rounds) / unit[1] for word in ("get", "read", "check"))
+    for what, ceiling_name, word, ceiling, target in (
+            (f"GET from another agent, {name}", "dray's transfer of these bytes", "read", bare, (">=", 0.85)),
+            (f"the same, {name}", "the transfer, then CRC-32C", "check", checked, None)):
+        spread = [r["get"] / r[word] for r in rounds]
+        records.add(what, got, unit[0], ceiling_name=ceiling_name, ceiling=ceiling, ratio=statistics.median(spread), target=target, spread=spread)
+
+
 def pairs(ceiling, ours, n=None):
     """Interleaved rounds: returns (median of ours, of the ceiling, of the ratios), and the ratios. The first of a pair alternates."""
     values, ceilings = [], []

@@ -214,7 +214,7 @@ def ec(lab, records, rounds, beside_mooncake=True):
             pairs = [pair for pair in pairs if as_far(pair, lambda pair=pair: [pair.cost(size) for size in WANTED for _ in range(2)], records)]
         stack.enter_context(c.under("DRAY_BENCH_QUIET"))
         found, moved, loads = {(pair.name, size): [] for pair in pairs for size in WANTED}, rig.transfers(agents[1]), 0
-        for _ in c.turns(rounds * TURNS, c.now()):  # after the start of six engines
+        for _ in c.turns(rounds * TURNS, c.now()):  # after the start of the engines
             for size in WANTED:
                 for pair in chance.sample(pairs, len(pairs)):
                     values = as_far(pair, lambda pair=pair, size=size: pair.burst(size, engines), records)

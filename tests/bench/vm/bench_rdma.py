@@ -269,9 +269,6 @@ class Stores:
         ended = self.reader.ctl("transfers", "--recent", "--json")["ended_transfers"]
         return [one["transport"] for one in ended if one["transport"] not in ("local", "none")][-1:] == ["rdma"] and "rdma"
 
-    def rate(self, word, n):
-        return c.rate(self.tool.ask(word, n))
-
 
 def store(records, rdma):
     """The smallest is larger than what workers answer on their TCP streams."""
@@ -279,13 +276,9 @@ def store(records, rdma):
         stores = Stores(rdma, stack)
         for name, size, count in (("128 KiB", 128 << 10, 1), ("1 MiB", MIB, 1), ("16 x 1 MiB in one batch", MIB, 16)):
             stores.put(size, count)
-            n = max(1, min(16 * MIB // (size * count), 32))
-            for word, ceiling_name, target in (("read", "dray's transfer of these bytes", (">=", 0.85)), ("check", "the transfer, then CRC-32C", None)):
-                ours, bare, ratio, spread = c.pairs(lambda n=n, word=word: stores.rate(word, n), lambda n=n: stores.rate("get", n), PAIRS)
-                if stores.transport() != "rdma":
-                    raise c.CannotRun("the objects did not come by RDMA")
-                records.add(f"GET from another agent, {name}", ours / 1e6, "MB/s", ceiling_name=ceiling_name, ceiling=bare / 1e6, ratio=ratio,
-                            target=target, spread=spread)
+            c.against_transfer(records, stores.tool, name, ("MB/s", 1e6), PAIRS)
+            if stores.transport() != "rdma":
+                raise c.CannotRun("the objects did not come by RDMA")
 
 
 PARTS = {"rdma_store": store, "rdma": one_rail, "rdma_counts": counts, "rdma_rails": two_rails, "rdma_latency": latencies, "rdma_idle": idle, "rdma_peers": cost}
