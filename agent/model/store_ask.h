@@ -26,7 +26,7 @@ struct rail_keys;
 struct store_source {
 	uint8_t *bytes; /* free() frees it; NULL: they are to be read */
 	/* the worker's: the bytes come by it now, in the order of their keys; NULL: they do not */
-	struct channel *pushed;
+	struct channel *trailing;
 	struct remote_view view;
 	struct rail_keys *keys; /* one reference; NULL: no rail reaches all that it has */
 	struct lease *lease; /* the control thread's; NULL: it is given back, or another ask has it */
@@ -42,7 +42,7 @@ struct store_source {
 #define STORE_DIRECT_MAX 4
 struct store_direct {
 	uint32_t n;
-	bool pushes; /* bytes of an object may follow an answer */
+	bool trails; /* bytes of an object may follow an answer */
 	dray_handle peers[STORE_DIRECT_MAX];
 };
 

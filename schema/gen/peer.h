@@ -23,7 +23,7 @@ struct dray_err;
 #define PMSG_FIND_KEYS_MAX 16 /* Keys of one frame find. */
 #define PMSG_FOUND_BYTES_MAX 65536 /* Bytes of all objects in one frame found. */
 #define PMSG_FOUND_SEALED_MAX 16384 /* The same, if the find has a room. */
-#define PMSG_FOUND_PUSHED_MAX 1048576 /* Bytes of an object that follows one frame found. */
+#define PMSG_FOUND_TRAILING_MAX 1048576 /* Bytes of an object that follows one frame found. */
 /* First word of stream_hello and stream_welcome, DRAS in ASCII. */
 #define PMSG_MAGIC_STREAM 0x53415244u
 #define PMSG_TOKEN_VERSION 1 /* Version of region tokens. */
@@ -134,7 +134,8 @@ const char *pmsg_check_result_name(unsigned int v); /* "?" if unknown */
 #define PMSG_FEATURE_STORE 64u
 #define PMSG_FEATURE_KEEP 128u /* STORE_KEEP, if both sides have store. Since 1.4. */
 #define PMSG_FEATURE_FIND 256u /* Frames find, if both sides have store. Since 1.4. */
-#define PMSG_FEATURE_PUSH 512u /* Frames find with a room, if both sides have find. Since 1.4. */
+/* Frames find with a room, if both sides have find. Since 1.4. */
+#define PMSG_FEATURE_TRAILING 512u
 #define PMSG_FEATURE_ALL 1023u
 
 /*
@@ -1162,8 +1163,8 @@ struct pmsg_store_lookup {
 	struct dray_blob keys; /* Up to 512 keys: a byte with the length of each, then the key. */
 	uint32_t flags; /* store_lookup_flag bits. */
 	/*
-	 * Of a frame find for one key: the most bytes, up to found_pushed_max, that may follow its
-	 * answer; a larger object is busy. 0: none may.
+	 * Of a frame find for one key: the most bytes, up to found_trailing_max, that may follow
+	 * its answer; a larger object is busy. 0: none may.
 	 */
 	uint32_t room;
 };

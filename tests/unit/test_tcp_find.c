@@ -22,7 +22,7 @@ static struct {
 } owner;
 
 static uint32_t find(struct core *c, struct peer_link *link, const uint8_t *question, size_t n,
-		     uint8_t *found, size_t *ret_n, struct pushed **ret_pushed)
+		     uint8_t *found, size_t *ret_n, struct trailing **ret_trailing)
 {
 	assert_int_equal(link->peer, LAB_PEER);
 	owner.n++;

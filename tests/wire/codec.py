@@ -2939,7 +2939,7 @@ PEER_FIND_MAX = 4096  # Payload bytes of one frame find.
 PEER_FIND_KEYS_MAX = 16  # Keys of one frame find.
 PEER_FOUND_BYTES_MAX = 65536  # Bytes of all objects in one frame found.
 PEER_FOUND_SEALED_MAX = 16384  # The same, if the find has a room.
-PEER_FOUND_PUSHED_MAX = 1048576  # Bytes of an object that follows one frame found.
+PEER_FOUND_TRAILING_MAX = 1048576  # Bytes of an object that follows one frame found.
 PEER_MAGIC_STREAM = 1396789828  # First word of stream_hello and stream_welcome, DRAS in ASCII.
 PEER_TOKEN_VERSION = 1  # Version of region tokens.
 PEER_TOKEN_SEGMENT_MAX = 108  # Bytes of the segment in a region token.
@@ -3016,7 +3016,7 @@ PEER_FEATURE_CHECK = 32  # CHECK. Since 1.4.
 PEER_FEATURE_STORE = 64  # STORE_LOOKUP, which an agent that lends nothing refuses. Since 1.4.
 PEER_FEATURE_KEEP = 128  # STORE_KEEP, if both sides have store. Since 1.4.
 PEER_FEATURE_FIND = 256  # Frames find, if both sides have store. Since 1.4.
-PEER_FEATURE_PUSH = 512  # Frames find with a room, if both sides have find. Since 1.4.
+PEER_FEATURE_TRAILING = 512  # Frames find with a room, if both sides have find. Since 1.4.
 PEER_FEATURE_ALL = 1023
 
 # The objects are looked up again before they are read. What is on disk is busy, and is read into

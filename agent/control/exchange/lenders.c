@@ -171,9 +171,9 @@ void lenders_direct(const struct exchange *x, struct store_direct *ret)
 		}
 		ret->peers[ret->n++] = peer;
 		/* if several agents have the object, each of them sends all of it: so only one is asked like this */
-		ret->pushes = ret->n == 1 &&
+		ret->trails = ret->n == 1 &&
 			      peers_at(x->deps.peers, d->at,
-				       PMSG_FEATURE_STORE | PMSG_FEATURE_PUSH) == peer;
+				       PMSG_FEATURE_STORE | PMSG_FEATURE_TRAILING) == peer;
 	}
 }
 

@@ -63,7 +63,7 @@ struct object {
 	enum drop_mode drop_mode;
 	bool no_window; /* remotes: its owner does not stage it */
 	/* remotes: where the bytes come without being asked for; NULL: they are read */
-	struct channel *pushed;
+	struct channel *trailing;
 	/* regions, remotes: how RDMA devices name it; NULL: they do not. One reference */
 	struct rail_keys *keys;
 	/*
@@ -125,7 +125,7 @@ struct channel {
 	enum dmsg_class class;
 	uint8_t gpu_path; /* enum dmsg_gpu_path of all on it; none: as the transfer's memory says */
 	/* its bytes follow an answer, whether there is a slice for them or not: the session's limit of slices does not hold here */
-	bool pushed;
+	bool trailing;
 	struct dray_list flows; /* with something to send, in round-robin order */
 	struct dray_list all;   /* every flow on it */
 };
@@ -253,7 +253,7 @@ struct seek {
 	 * Set before ended(): a transfer on this channel, which begins inside of ended(), takes the bytes that follow the answer. Its
 	 * operations are in the order of these bytes.
 	 */
-	struct channel *pushed;
+	struct channel *trailing;
 	/*
 	 * It was answered with this code; peer_lost: it was not, and will not be. Returns how many bytes follow the answer; SEEK_BROKEN: the
 	 * answer does not tell. What no transfer takes is discarded.
@@ -263,10 +263,10 @@ struct seek {
 #define SEEK_BROKEN UINT64_MAX
 
 /* Bytes that follow an answer, from where they lie. */
-struct pushed {
+struct trailing {
 	struct iovec v;
 	/* They have been sent, or will not be: frees it. */
-	void (*end)(struct pushed *p);
+	void (*end)(struct trailing *p);
 };
 
 /* Functions of the worker that transfers and transports call. */
@@ -295,7 +295,7 @@ struct core_upcalls {
 	 * what follows it (NULL: nothing). An error code, or 0. May be NULL.
 	 */
 	uint32_t (*find)(struct core *c, struct peer_link *link, const uint8_t *find, size_t n,
-			 uint8_t *found, size_t *ret_n, struct pushed **ret_pushed);
+			 uint8_t *found, size_t *ret_n, struct trailing **ret_trailing);
 };
 
 #define TRANSPORTS_MAX 5

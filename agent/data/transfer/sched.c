@@ -207,7 +207,7 @@ static void kick(struct core *c, const struct xfer *x, struct channel *ch)
 /* Its session is below its limit of slices, or these bytes come anyway. */
 static bool may_send(const struct core *c, const struct flow *f)
 {
-	return f->channel->pushed ||
+	return f->channel->trailing ||
 	       f->session->slices[f->channel->class] < c->cfg.slices_per_session;
 }
 

@@ -248,7 +248,7 @@ int64_t directs_tick(struct worker *w);
 
 /* store_found.c: `find` of struct core_upcalls. */
 uint32_t find_answered(struct core *c, struct peer_link *link, const uint8_t *find, size_t n,
-		       uint8_t *found, size_t *ret_n, struct pushed **ret_pushed);
+		       uint8_t *found, size_t *ret_n, struct trailing **ret_trailing);
 
 /* store_keep.c */
 /* Gets objects of another agent; EVENT_STORE_KEPT follows. */

@@ -113,7 +113,7 @@ static struct store_source source_of(struct question_direct *q, uint64_t behind)
 				 .length = behind,
 				 .access = DMSG_ACCESS_READ },
 			  .peer = q->peer },
-		.pushed = q->seek.pushed,
+		.trailing = q->seek.trailing,
 		.end_ns = INT64_MAX,
 	};
 }
@@ -215,14 +215,15 @@ static uint64_t room_of(struct fetch *f, const struct store_ask *k)
 	    f->batch->call.type != DMSG_STORE_GET)
 		return UINT64_MAX;
 	for (uint32_t i = 0; i < k->n; i++)
-		room += dray_min(place_room(f, k->v[i].item), (uint64_t)PMSG_FOUND_PUSHED_MAX + 1);
+		room += dray_min(place_room(f, k->v[i].item),
+				 (uint64_t)PMSG_FOUND_TRAILING_MAX + 1);
 	return room;
 }
 
 /* Bytes may follow the answer: one key is asked for at one agent that can send them, and no RDMA device, which is faster, reaches it. */
-static bool may_push(struct worker *w, const struct store_ask *k)
+static bool may_trail(struct worker *w, const struct store_ask *k)
 {
-	if (!w->direct.pushes || k->n != 1)
+	if (!w->direct.trails || k->n != 1)
 		return false;
 	transports_each(&w->core, i, reaches)
 		if (w->core.transports[i]->reaches(&w->core, w->core.transport_state[i],
@@ -282,18 +283,18 @@ bool direct_ask(struct fetch *f, struct store_ask *k)
 	struct worker *w = worker_of_fetch(f);
 	struct direct *d;
 	uint64_t room;
-	bool pushes;
+	bool trails;
 
 	if (!w->direct.n || w->core.now_ns < w->direct_ns)
 		return false;
 	room = room_of(f, k);
-	pushes = room > PMSG_FOUND_SEALED_MAX && may_push(w, k);
-	if (room > (pushes ? PMSG_FOUND_PUSHED_MAX : PMSG_FOUND_BYTES_MAX))
+	trails = room > PMSG_FOUND_SEALED_MAX && may_trail(w, k);
+	if (room > (trails ? PMSG_FOUND_TRAILING_MAX : PMSG_FOUND_BYTES_MAX))
 		return false;
 	d = calloc(1, sizeof(*d));
 	if (!d)
 		return false;
-	d->room = pushes ? (uint32_t)room : 0;
+	d->room = trails ? (uint32_t)room : 0;
 	k->sources = calloc(w->direct.n, sizeof(k->sources[0]));
 	if (!k->sources || !find_put(d, k)) {
 		free(d);

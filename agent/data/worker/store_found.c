@@ -47,40 +47,40 @@ static uint32_t read_find(const struct store *s, const uint8_t *find, size_t n,
 }
 
 /* An object that is sent from where it lies. */
-struct pushed_object {
-	struct pushed p;
+struct trailing_object {
+	struct trailing p;
 	struct store_lent lent;
 };
 
-static void pushed_end(struct pushed *p)
+static void trailing_end(struct trailing *p)
 {
-	struct pushed_object *o = dray_container_of(p, struct pushed_object, p);
+	struct trailing_object *o = dray_container_of(p, struct trailing_object, p);
 
 	store_lent_end(&o->lent);
 	free(o);
 }
 
 /* NULL: no memory. */
-static struct pushed *push(const struct store_lent *v)
+static struct trailing *trailing_new(const struct store_lent *v)
 {
-	struct pushed_object *o = malloc(sizeof(*o));
+	struct trailing_object *o = malloc(sizeof(*o));
 
 	if (!o)
 		return NULL;
-	*o = (struct pushed_object){ .p = { .v = { v->p, v->bytes }, .end = pushed_end },
-				     .lent = *v };
+	*o = (struct trailing_object){ .p = { .v = { v->p, v->bytes }, .end = trailing_end },
+				       .lent = *v };
 	return &o->p;
 }
 
 uint32_t find_answered(struct core *c, struct peer_link *link, const uint8_t *find, size_t n,
-		       uint8_t *found, size_t *ret_n, struct pushed **ret_pushed)
+		       uint8_t *found, size_t *ret_n, struct trailing **ret_trailing)
 {
 	struct worker *w = worker_of(c);
 	struct store_key keys[PMSG_FIND_KEYS_MAX];
 	union pmsg_body m;
 	uint32_t n_keys = 0, code = may_answer(w, link);
 	uint64_t at = 0, most = PMSG_FOUND_BYTES_MAX;
-	bool pushes;
+	bool trails;
 	uint8_t *bytes;
 
 	if (!code)
@@ -88,22 +88,22 @@ uint32_t find_answered(struct core *c, struct peer_link *link, const uint8_t *fi
 	if (code)
 		return code;
 	bytes = found + (size_t)n_keys * PMSG_STORE_FOUND_SIZE;
-	pushes = m.store_lookup.room && n_keys == 1;
-	if (pushes)
-		most = dray_min(m.store_lookup.room, (uint32_t)PMSG_FOUND_PUSHED_MAX);
+	trails = m.store_lookup.room && n_keys == 1;
+	if (trails)
+		most = dray_min(m.store_lookup.room, (uint32_t)PMSG_FOUND_TRAILING_MAX);
 	for (uint32_t i = 0; i < n_keys; i++) {
 		struct store_lent o;
 		enum dmsg_store_status s = store_find(w->store, m.store_lookup.space, keys[i],
 						      most - at, &link->store_held, &o);
 
-		if (!s && pushes && o.bytes > PMSG_FOUND_SEALED_MAX) {
-			*ret_pushed = push(&o);
-			s = *ret_pushed ? s : DMSG_STORE_STATUS_BUSY;
+		if (!s && trails && o.bytes > PMSG_FOUND_SEALED_MAX) {
+			*ret_trailing = trailing_new(&o);
+			s = *ret_trailing ? s : DMSG_STORE_STATUS_BUSY;
 		} else if (!s) {
 			memcpy(bytes + at, o.p, o.bytes);
 			at += o.bytes;
 		}
-		if (o.object && !*ret_pushed)
+		if (o.object && !*ret_trailing)
 			store_lent_end(&o);
 		pmsg_store_found_put(found + (size_t)i * PMSG_STORE_FOUND_SIZE,
 				     &(struct pmsg_store_found){ .answer = answer_of(s),

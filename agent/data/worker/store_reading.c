@@ -60,7 +60,7 @@ struct reading *reading_new(struct worker *w, struct store_ask *ask, uint32_t so
 	object_init(&r->remote, &r->view.o);
 	/* no memory of a client's, which an owner would copy to and from a window */
 	r->remote.no_window = true;
-	r->remote.pushed = s->pushed;
+	r->remote.trailing = s->trailing;
 	/* devices may be why it is asked again */
 	if (!s->keys || ask->again)
 		return r;

@@ -69,7 +69,7 @@ static void source_ops(struct fetch *f, struct source_reads *r)
  */
 static void agent_lost(struct fetch *f, const struct reading *r, bool slow, bool silent)
 {
-	bool otherwise = (slow && r->local.keys) || r->remote.pushed;
+	bool otherwise = (slow && r->local.keys) || r->remote.trailing;
 	dray_handle peer = r->view.peer;
 
 	for (uint32_t i = 0; i < f->ask->n; i++) {
@@ -112,7 +112,7 @@ static void source_arrived(struct fetch *f, const struct reading *r,
 {
 	const struct arriving *next = r->arriving;
 
-	if (r->remote.pushed)
+	if (r->remote.trailing)
 		count_answered(f, r->n_arriving);
 	f->batch->agents_ns = dray_now().ns;
 	for (uint32_t i = 0; i < f->ask->n; i++)

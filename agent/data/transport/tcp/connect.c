@@ -66,7 +66,7 @@ static struct tcp_requester *requester_new(struct tcp_channel *ch)
 	p->s.state = TCP_CONNECTING;
 	p->s.id = (uint64_t)t->c->index << 32 | (uint32_t)++t->next_stream;
 	p->ch = ch;
-	tcp_push_init(p);
+	tcp_trailing_init(p);
 	dray_list_init(&p->waiting);
 	p->connect_by_ns = t->c->now_ns + t->c->cfg.connect_timeout_ns;
 	dray_list_add(&ch->streams, &p->s.peer_link);

@@ -305,17 +305,17 @@ static void seek_answered(struct tcp_requester *p, struct tcp_frame *f, uint32_t
 	uint64_t bytes;
 
 	note_useful(p);
-	k->pushed = &p->push.ch;
+	k->trailing = &p->trailing.ch;
 	p->rx = f;
 	link_release(s->peer->link);
 	/* it may close this stream */
 	bytes = k->ended(s->tcp->c, k, status);
 	if (s->state != TCP_OPEN) {
-		tcp_push_end(p, DRAY_E_PEER_LOST);
+		tcp_trailing_end(p, DRAY_E_PEER_LOST);
 	} else if (bytes == SEEK_BROKEN) {
 		tcp_requester_lose(s);
 	} else if (bytes) {
-		tcp_push_begin(p, bytes);
+		tcp_trailing_begin(p, bytes);
 	} else {
 		p->rx = NULL;
 		tcp_frame_end(p, f);
@@ -403,7 +403,7 @@ static unsigned answer_gather(struct tcp_stream *s, struct iovec *iov, unsigned 
 		*ret_bytes = s->payload_left;
 		return 1;
 	}
-	skip = p->push.active ? tcp_push_done(p) : f->bytes - s->payload_left;
+	skip = p->trailing.active ? tcp_trailing_done(p) : f->bytes - s->payload_left;
 	n = add_memory(f->slice, &skip, iov, 0, max);
 	*ret_bytes = 0;
 	/* the slice may have more memory than the part of it that comes now */
@@ -438,8 +438,8 @@ static void answer_complete(struct tcp_stream *s)
 	struct tcp_requester *p = requester_of(s);
 	struct tcp_frame *f = p->rx;
 
-	if (p->push.active) {
-		tcp_push_complete(p);
+	if (p->trailing.active) {
+		tcp_trailing_complete(p);
 		return;
 	}
 	p->rx = NULL;
@@ -459,7 +459,7 @@ void tcp_frames_forget(struct tcp_requester *p)
 	p->head = p->sent = p->tail;
 	p->sent_of = p->in_flight = 0;
 	p->rx = NULL;
-	p->push.active = false;
+	p->trailing.active = false;
 }
 
 void tcp_frame_take_seek(struct tcp_frame *f, struct dray_list *over)
@@ -482,7 +482,7 @@ void tcp_requester_lose(struct tcp_stream *stream)
 {
 	struct tcp_requester *p = requester_of(stream);
 	struct dray_list over = DRAY_LIST_INIT(over), seeks = DRAY_LIST_INIT(seeks),
-			 pushed = DRAY_LIST_INIT(pushed);
+			 trailing = DRAY_LIST_INIT(trailing);
 	struct tcp_channel *ch = p->ch;
 	struct tcp *t = p->s.tcp;
 	struct core *c = t->c;
@@ -500,7 +500,7 @@ void tcp_requester_lose(struct tcp_stream *stream)
 		if (!s)
 			continue;
 		if (tcp_frame_at(p, i)->kind == PMSG_FRAME_KIND_FIND) {
-			dray_list_add(&pushed, &s->link);
+			dray_list_add(&trailing, &s->link);
 			continue;
 		}
 		s->retried |= !untouched;
@@ -514,8 +514,8 @@ void tcp_requester_lose(struct tcp_stream *stream)
 	tcp_event(t, EVENT_STREAM_LOST, ch->peer->link->peer, p->s.id);
 	tcp_seeks_end(ch->peer, &seeks, DRAY_E_PEER_LOST);
 	xfer_slices_end(c, &over, 0);
-	xfer_slices_end(c, &pushed, DRAY_E_PEER_LOST);
-	tcp_push_end(p, DRAY_E_PEER_LOST);
+	xfer_slices_end(c, &trailing, DRAY_E_PEER_LOST);
+	tcp_trailing_end(p, DRAY_E_PEER_LOST);
 	if (!p->useful)
 		tcp_connect_failed(ch);
 }
@@ -572,7 +572,7 @@ static void requester_tick(struct tcp_stream *s)
 
 static void requester_freed(struct tcp_stream *s)
 {
-	tcp_push_deinit(requester_of(s));
+	tcp_trailing_deinit(requester_of(s));
 }
 
 static struct tcp_requester *idle_stream(struct tcp_channel *ch)

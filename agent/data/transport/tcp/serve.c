@@ -28,7 +28,7 @@
 /* Answers with objects that a stream may have in memory, so that a peer that does not read them takes little of it. */
 #define FOUNDS_MAX 4
 /* Time for a peer to take objects that the store holds for it. */
-#define PUSHED_NS (10 * DRAY_NS_PER_SEC)
+#define TRAILING_NS (10 * DRAY_NS_PER_SEC)
 /* The most that a frame adds to the output buffer. */
 #define OUT_ROOM (PMSG_FRAME_SIZE + SERVE_SMALL_READ)
 
@@ -275,9 +275,9 @@ static void take_frame(struct serve *v, const struct pmsg_frame *wire, uint32_t 
 
 void serve_found_free(struct serve_frame *f)
 {
-	if (f->pushed)
-		f->pushed->end(f->pushed);
-	f->pushed = NULL;
+	if (f->trailing)
+		f->trailing->end(f->trailing);
+	f->trailing = NULL;
 	free(dray_take(f->found));
 }
 
@@ -292,14 +292,14 @@ static void find_answer(struct serve_frame *f, const uint8_t *find, size_t n)
 	f->found = c->up->find ? malloc(FOUND_MAX + SEAL_BYTES) : NULL;
 	if (!f->found)
 		return;
-	f->status = c->up->find(c, s->peer->link, find, n, f->found, &bytes, &f->pushed);
+	f->status = c->up->find(c, s->peer->link, find, n, f->found, &bytes, &f->trailing);
 	if (!f->status &&
 	    seal_close(s->seals[SEAL_FOUND], f->slice, f->found, bytes, f->found) == 0) {
 		f->length = bytes + SEAL_BYTES;
 		f->serve->founds++;
-		if (f->pushed) {
-			f->pushed_ns = c->now_ns + PUSHED_NS;
-			tcp_timer(s->tcp, f->pushed_ns);
+		if (f->trailing) {
+			f->trailing_ns = c->now_ns + TRAILING_NS;
+			tcp_timer(s->tcp, f->trailing_ns);
 		}
 		return;
 	}
@@ -444,8 +444,8 @@ static void serve_tick(struct tcp_stream *s)
 	int64_t end_ns = v->grace_ns ? v->grace_ns : INT64_MAX;
 
 	for (uint32_t i = v->q_head; i != v->q_tail; i++)
-		if (serve_frame_at(v, i)->pushed)
-			end_ns = dray_min(end_ns, serve_frame_at(v, i)->pushed_ns);
+		if (serve_frame_at(v, i)->trailing)
+			end_ns = dray_min(end_ns, serve_frame_at(v, i)->trailing_ns);
 	if (s->tcp->c->now_ns >= end_ns)
 		tcp_serve_close(s, true, true);
 	else

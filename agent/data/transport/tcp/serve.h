@@ -27,11 +27,11 @@ struct serve_frame {
 	bool host;       /* on host memory: it has no chunks */
 	bool taken;      /* no further payload will be received, or read from its memory */
 	uint8_t *base; /* the payload of a larger READ that is one range of host memory; else NULL */
-	struct granted held;     /* while their memory may be accessed */
-	struct dray_list chunks; /* struct stage_buffer, in order: being copied or to be sent */
-	uint8_t *found;          /* payload of a frame found, of `length` bytes; else NULL */
-	struct pushed *pushed;   /* bytes that follow it; NULL: none */
-	int64_t pushed_ns;       /* the stream is closed unless they have been sent by then */
+	struct granted held;       /* while their memory may be accessed */
+	struct dray_list chunks;   /* struct stage_buffer, in order: being copied or to be sent */
+	uint8_t *found;            /* payload of a frame found, of `length` bytes; else NULL */
+	struct trailing *trailing; /* bytes that follow it; NULL: none */
+	int64_t trailing_ns;       /* the stream is closed unless they have been sent by then */
 };
 
 struct serve {
@@ -98,9 +98,9 @@ static inline bool serve_head_gone(const struct serve *v)
 	return v->out_wr - v->out_rd < v->n_sending * PMSG_FRAME_SIZE;
 }
 
-static inline uint64_t serve_pushed_bytes(const struct serve_frame *f)
+static inline uint64_t serve_trailing_bytes(const struct serve_frame *f)
 {
-	return f->pushed ? f->pushed->v.iov_len : 0;
+	return f->trailing ? f->trailing->v.iov_len : 0;
 }
 
 /* serve.c */

@@ -78,7 +78,7 @@ static bool answer_first(struct serve *v)
 			return false;
 		put_head(v, f);
 		v->n_sending = 1;
-		v->sending_left = f->length + serve_pushed_bytes(f);
+		v->sending_left = f->length + serve_trailing_bytes(f);
 		v->sent_of = 0;
 		if (f->host && f->length <= SERVE_SMALL_READ && f->length <= TCP_BUFFER - v->out_wr)
 			read_small(f);
@@ -119,11 +119,11 @@ static unsigned found_payload(const struct serve_frame *f, uint64_t skip, struct
 
 	if (skip < f->length)
 		iov[n++] = (struct iovec){ f->found + skip, f->length - skip };
-	if (f->pushed && n < max) {
+	if (f->trailing && n < max) {
 		uint64_t skipped = skip - dray_min(skip, (uint64_t)f->length);
 
-		iov[n++] = (struct iovec){ (uint8_t *)f->pushed->v.iov_base + skipped,
-					   f->pushed->v.iov_len - skipped };
+		iov[n++] = (struct iovec){ (uint8_t *)f->trailing->v.iov_base + skipped,
+					   f->trailing->v.iov_len - skipped };
 	}
 	return n;
 }

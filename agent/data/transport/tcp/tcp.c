@@ -152,8 +152,8 @@ static struct channel *tcp_channel(struct core *c, void *state, const struct xfe
 
 	if (!peer || peer->down)
 		return NULL;
-	if (x->remote->pushed)
-		return x->remote->pushed;
+	if (x->remote->trailing)
+		return x->remote->trailing;
 	ch = &peer->channels[x->class].ch;
 	if (local->memory == REGION_HOST)
 		return &ch->direct;

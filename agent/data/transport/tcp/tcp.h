@@ -155,7 +155,7 @@ struct tcp_channel {
  * Bytes that follow an answer: those of a transfer, which takes its slices from `ch`, and gaps between them, which are discarded. They are
  * received in parts, each a segment of a slice or a gap.
  */
-struct tcp_push {
+struct tcp_trailing {
 	struct channel ch;
 	uint64_t at, left;   /* where the next part begins, and the bytes from there on */
 	uint64_t part, done; /* bytes of this part, and those of its slice before it */
@@ -175,7 +175,7 @@ struct tcp_requester {
 	uint64_t in_flight;   /* payload bytes in q */
 	bool useful;          /* a frame was answered */
 	struct tcp_frame *rx; /* its READ_DATA or FOUND is being received, or what follows that */
-	struct tcp_push push;
+	struct tcp_trailing trailing;
 	struct dray_list waiting; /* lost: WRITEs that the owner may still receive */
 	int64_t connect_by_ns;
 	uint8_t hello_mac[32];
@@ -306,17 +306,17 @@ bool tcp_channel_pull(struct tcp_channel *ch, struct tcp_budget *b);
 /* Closes an open stream. Its slices wait for the owner, are sent again, or end. */
 void tcp_requester_lose(struct tcp_stream *stream);
 
-/* push.c: bytes that follow the answer to the frame rx. */
-void tcp_push_init(struct tcp_requester *p);
-void tcp_push_deinit(struct tcp_requester *p);
-/* So many bytes follow, for the transfers that have begun on push.ch. */
-void tcp_push_begin(struct tcp_requester *p, uint64_t bytes);
+/* trailing.c: bytes that follow the answer to the frame rx. */
+void tcp_trailing_init(struct tcp_requester *p);
+void tcp_trailing_deinit(struct tcp_requester *p);
+/* So many bytes follow, for the transfers that have begun on trailing.ch. */
+void tcp_trailing_begin(struct tcp_requester *p, uint64_t bytes);
 /* Bytes of the slice that are in place. */
-uint64_t tcp_push_done(const struct tcp_requester *p);
+uint64_t tcp_trailing_done(const struct tcp_requester *p);
 /* The operation complete() of tcp_side, for a part. */
-void tcp_push_complete(struct tcp_requester *p);
-/* Ends the transfers on push.ch that have not got all of their bytes, with this code. */
-void tcp_push_end(struct tcp_requester *p, uint32_t code);
+void tcp_trailing_complete(struct tcp_requester *p);
+/* Ends the transfers on trailing.ch that have not got all of their bytes, with this code. */
+void tcp_trailing_end(struct tcp_requester *p, uint32_t code);
 
 /* stop.c */
 /* The operation stop(). */

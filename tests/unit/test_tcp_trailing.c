@@ -14,31 +14,31 @@
 
 static struct lab_side *const a = &hand.lab.side[0], *const b = &hand.lab.side[1];
 
-/* What the owner pushes: objects of `each` bytes of hand.payload's pattern. */
+/* What follows the answers of the owner: objects of `each` bytes of hand.payload's pattern. */
 static struct {
 	uint64_t each;
 	unsigned n, n_made, n_ended;
 } owner;
 static uint8_t *store;
 
-static void pushed_end(struct pushed *p)
+static void trailing_end(struct trailing *p)
 {
 	owner.n_ended++;
 	free(p);
 }
 
 static uint32_t find(struct core *c, struct peer_link *link, const uint8_t *question, size_t n,
-		     uint8_t *found, size_t *ret_n, struct pushed **ret_pushed)
+		     uint8_t *found, size_t *ret_n, struct trailing **ret_trailing)
 {
-	struct pushed *p = calloc(1, sizeof(*p));
+	struct trailing *p = calloc(1, sizeof(*p));
 
 	assert_non_null(p);
 	memcpy(found, question, n);
 	*ret_n = n;
-	p->end = pushed_end;
+	p->end = trailing_end;
 	p->v = (struct iovec){ store, owner.n * owner.each };
 	owner.n_made++;
-	*ret_pushed = p;
+	*ret_trailing = p;
 	return 0;
 }
 
@@ -87,7 +87,7 @@ static void take(struct seek *k)
 		.peer = LAB_PEER
 	};
 	object_init(&q->remote, &q->view.o);
-	q->remote.pushed = k->pushed;
+	q->remote.trailing = k->trailing;
 	for (uint32_t i = 0; i < q->n_ops; i++)
 		dmsg_op_put(wire + i * DMSG_OP_SIZE,
 			    &(struct dmsg_op){ q->ops[i][0], q->ops[i][1], q->ops[i][2] });
@@ -560,5 +560,5 @@ int main(void)
 		cmocka_unit_test(test_no_room),
 	};
 
-	return cmocka_run_group_tests_name("tcp_push", tests, set_up, tear_down);
+	return cmocka_run_group_tests_name("tcp_trailing", tests, set_up, tear_down);
 }

@@ -3,31 +3,31 @@
 #include "lib/assert.h"
 
 /* Bytes of a slice: its checksum is computed while they are in the cache, and those of the last one delay the end. */
-#define PUSH_SLICE (256 << 10)
+#define TRAILING_SLICE (256 << 10)
 
-void tcp_push_init(struct tcp_requester *p)
+void tcp_trailing_init(struct tcp_requester *p)
 {
 	struct tcp_channel *ch = p->ch;
 
-	channel_init(&p->push.ch, &transport_tcp, DMSG_CLASS_BULK, ch->peer->link);
-	p->push.ch.owner = ch;
-	p->push.ch.pushed = true;
+	channel_init(&p->trailing.ch, &transport_tcp, DMSG_CLASS_BULK, ch->peer->link);
+	p->trailing.ch.owner = ch;
+	p->trailing.ch.trailing = true;
 }
 
-void tcp_push_deinit(struct tcp_requester *p)
+void tcp_trailing_deinit(struct tcp_requester *p)
 {
-	channel_deinit(&p->push.ch);
+	channel_deinit(&p->trailing.ch);
 }
 
 /* Sets the next part. */
 static void next_part(struct tcp_requester *p)
 {
-	struct tcp_push *u = &p->push;
+	struct tcp_trailing *u = &p->trailing;
 	struct tcp_frame *f = p->rx;
 	const struct pmsg_seg *seg = NULL;
 
 	if (!f->slice) {
-		f->slice = sched_next(p->s.tcp->c, &u->ch, PUSH_SLICE);
+		f->slice = sched_next(p->s.tcp->c, &u->ch, TRAILING_SLICE);
 		u->seg = 0;
 		u->done = 0;
 	}
@@ -42,11 +42,11 @@ static void next_part(struct tcp_requester *p)
 	p->s.payload_left = u->part;
 }
 
-void tcp_push_begin(struct tcp_requester *p, uint64_t bytes)
+void tcp_trailing_begin(struct tcp_requester *p, uint64_t bytes)
 {
-	p->push.active = true;
-	p->push.at = 0;
-	p->push.left = bytes;
+	p->trailing.active = true;
+	p->trailing.at = 0;
+	p->trailing.left = bytes;
 	/* what comes next is not the head of a frame: little of it is to go through the receive buffer */
 	p->s.bulky = true;
 	p->in_flight += bytes - p->rx->bytes;
@@ -54,15 +54,15 @@ void tcp_push_begin(struct tcp_requester *p, uint64_t bytes)
 	next_part(p);
 }
 
-uint64_t tcp_push_done(const struct tcp_requester *p)
+uint64_t tcp_trailing_done(const struct tcp_requester *p)
 {
-	return p->push.done + (p->push.part - p->s.payload_left);
+	return p->trailing.done + (p->trailing.part - p->s.payload_left);
 }
 
-void tcp_push_complete(struct tcp_requester *p)
+void tcp_trailing_complete(struct tcp_requester *p)
 {
 	struct core *c = p->s.tcp->c;
-	struct tcp_push *u = &p->push;
+	struct tcp_trailing *u = &p->trailing;
 	struct tcp_frame *f = p->rx;
 
 	if (!p->s.sink && f->slice) {
@@ -82,13 +82,13 @@ void tcp_push_complete(struct tcp_requester *p)
 	p->rx = NULL;
 	tcp_frame_end(p, f);
 	/* it had no memory for a slice */
-	tcp_push_end(p, DRAY_E_NO_MEMORY);
+	tcp_trailing_end(p, DRAY_E_NO_MEMORY);
 }
 
-void tcp_push_end(struct tcp_requester *p, uint32_t code)
+void tcp_trailing_end(struct tcp_requester *p, uint32_t code)
 {
 	struct xfer *x;
 
-	while ((x = channel_first(&p->push.ch)))
+	while ((x = channel_first(&p->trailing.ch)))
 		xfer_stop(p->s.tcp->c, x, code, NULL, true);
 }
