@@ -142,23 +142,9 @@ static bool mount_find(const char *root, bool v2, struct mount *ret)
 	return found;
 }
 
-/* Consumes the path. */
-static int folder_add(struct dray_cpu_limits *l, char *path, bool v2)
-{
-	struct dray_cpu_folder *v = path ? realloc(l->v, (l->n + 1) * sizeof(*v)) : NULL;
-
-	if (!v) {
-		free(path);
-		return -ENOMEM;
-	}
-	l->v = v;
-	l->v[l->n++] = (struct dray_cpu_folder){ path, v2 };
-	return 0;
-}
-
 /* From the cgroup's folder up to the mount. */
-static int folders_upwards(struct dray_cpu_limits *l, const char *root, const struct mount *m,
-			   const char *cgroup, bool v2)
+static int folders_upwards(struct dray_strv *l, const char *root, const struct mount *m,
+			   const char *cgroup)
 {
 	size_t n_shown = strlen(m->shown), floor;
 	char dir[PATH_MAX], *slash;
@@ -177,7 +163,7 @@ static int folders_upwards(struct dray_cpu_limits *l, const char *root, const st
 	if (n < 0 || (size_t)n >= sizeof(dir))
 		return 0;
 	do {
-		r = folder_add(l, strdup(dir), v2);
+		r = dray_strv_add(l, dir, strlen(dir));
 		slash = strrchr(dir, '/');
 		if (slash)
 			*slash = '\0';
@@ -213,7 +199,7 @@ int dray_cpu_limits_find(struct dray_cpu_limits *l, const char *root)
 		if (!v2 && !list_has(controllers, "cpu"))
 			continue;
 		if (mount_find(root, v2, &m))
-			r = folders_upwards(l, root, &m, cgroup, v2);
+			r = folders_upwards(v2 ? &l->v2 : &l->v1, root, &m, cgroup);
 	}
 	return r;
 }
@@ -222,17 +208,17 @@ unsigned dray_cpu_limits_read(const struct dray_cpu_limits *l)
 {
 	unsigned least = UINT_MAX;
 
-	for (unsigned i = 0; i < l->n; i++)
-		least = dray_min(least, quota_of(l->v[i].path, l->v[i].v2));
+	for (size_t i = 0; i < l->v1.n; i++)
+		least = dray_min(least, quota_of(l->v1.v[i], false));
+	for (size_t i = 0; i < l->v2.n; i++)
+		least = dray_min(least, quota_of(l->v2.v[i], true));
 	return least;
 }
 
 void dray_cpu_limits_deinit(struct dray_cpu_limits *l)
 {
-	for (unsigned i = 0; i < l->n; i++)
-		free(l->v[i].path);
-	free(l->v);
-	*l = (struct dray_cpu_limits){ 0 };
+	dray_strv_clear(&l->v1);
+	dray_strv_clear(&l->v2);
 }
 
 void dray_cpus_get(struct dray_cpus *ret)

@@ -4,6 +4,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#include "lib/strv.h"
+
 static inline void dray_cpu_relax(void)
 {
 #if defined(__x86_64__) || defined(__i386__)
@@ -36,16 +38,9 @@ unsigned dray_cpus_whole(const struct dray_cpus *c);
  */
 bool dray_cpus_can_spin(const struct dray_cpus *c, char *why, size_t n);
 
-/* A cgroup, of the version's hierarchy. */
-struct dray_cpu_folder {
-	char *path;
-	bool v2;
-};
-
-/* The folders of cgroups whose CPU limits apply to this process. A zeroed struct has none. */
+/* The folders of cgroups, of each version's hierarchies, whose CPU limits apply to this process. A zeroed struct has none. */
 struct dray_cpu_limits {
-	struct dray_cpu_folder *v;
-	unsigned n;
+	struct dray_strv v1, v2;
 };
 
 /*
