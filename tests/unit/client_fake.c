@@ -136,6 +136,7 @@ static bool entry(struct fake *f)
 	f->last_transfer_on_ring = true;
 	f->last_transfer_in_arena = e.flags & DMSG_TRANSFER_FLAG_ARENA;
 	f->last_transfer_ops = e.op_count;
+	f->all_ops += e.op_count;
 	f->last_op = (struct dmsg_op){ e.op_local, e.op_remote, e.op_length };
 	if (f->last_transfer_in_arena) {
 		dray_assert(e.arena_offset + (uint64_t)e.op_count * DMSG_OP_SIZE <= f->arena_bytes);
@@ -291,6 +292,7 @@ static int transfer(struct fake *f, uint8_t *buf, size_t cap, const struct dmsg_
 	f->last_transfer_on_ring = false;
 	f->last_transfer_in_arena = m.flags & DMSG_TRANSFER_FLAG_ARENA;
 	f->last_transfer_ops = f->last_transfer_in_arena ? m.arena_ops : m.ops.n;
+	f->all_ops += f->last_transfer_ops;
 	dmsg_op_get((f->last_transfer_in_arena ? f->arena + m.arena_offset : m.ops.p) +
 			    (f->last_transfer_ops - 1) * DMSG_OP_SIZE,
 		    &f->last_op);

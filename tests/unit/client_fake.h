@@ -57,8 +57,8 @@ struct fake {
 	char last_device[65];
 	uint8_t last_handles[4 * 64]; /* the first four handles */
 	uint8_t last_allocations[4 * DMSG_ALLOCATION_SIZE];
-	uint64_t last_transfer; /* request id */
-	uint32_t last_transfer_ops;
+	uint64_t last_transfer;              /* request id */
+	uint32_t last_transfer_ops, all_ops; /* of the last transfer, of all */
 	bool last_transfer_on_ring, last_transfer_in_arena;
 	struct dmsg_op last_op; /* the last operation of the last transfer */
 	uint8_t last_payload[4096];
