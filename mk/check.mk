@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# `make check`: stages in order, each with a budget in seconds on two cores; together under 20 minutes. scripts/check times
-# them, counts what passed, and prints the closing line. Each stage is a target of its own (make check-unit); a stage that
-# fails does not stop the later ones. Those of BESIDE spend much time waiting, so with JOBS of 2 or more they run in
-# parallel, and the longest one counts.
+# `make check`: stages, each with a budget in seconds on two cores; together under 20 minutes. scripts/check times them,
+# counts what passed, and prints the closing line. Each stage is a target of its own (make check-unit); a stage that fails
+# does not stop the later ones. Those of UNITS, and then those of BESIDE, spend much time waiting, so with JOBS of 2 or
+# more they run in parallel, and the longest one counts.
 #
 # `make check-long`: some hours. The models of the rings search more states, each fuzzer searches for a minute, and its corpus
 # must reach the lines of the decoders. The virtual machines have two processors and programs with sanitizers, and run every
@@ -11,20 +11,21 @@
 # clean Debian root, and cross-built for arm64. The library is built in two places and compared, and its unit tests and a
 # transfer run for arm64. All tests with real engines run.
 
-STAGES := lint build unit tsan fuzz
+STAGES := lint build
+UNITS := unit tsan fuzz
 BESIDE := namespaces vm wheel packages kube engine versions
-BUDGET_lint := 15
+BUDGET_lint := 25
 BUDGET_build := 90
-BUDGET_unit := 160
-BUDGET_tsan := 60
-BUDGET_fuzz := 75
-BUDGET_namespaces := 350
-BUDGET_vm := 350
-BUDGET_wheel := 350
-BUDGET_packages := 350
+BUDGET_unit := 240
+BUDGET_tsan := 240
+BUDGET_fuzz := 240
+BUDGET_namespaces := 800
+BUDGET_vm := 800
+BUDGET_wheel := 800
+BUDGET_packages := 800
 BUDGET_kube := 60
-BUDGET_versions := 350
-BUDGET_engine := 350
+BUDGET_versions := 800
+BUDGET_engine := 800
 LONG := tsan fuzz packages wheel vm engine
 LONG_BUDGET_tsan := 900
 LONG_BUDGET_fuzz := 900
@@ -54,13 +55,12 @@ export PYTHONPYCACHEPREFIX ?= $(CURDIR)/build/pycache
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPATH := $(CURDIR)/client/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: $(addprefix check-,$(STAGES) $(BESIDE)) check check-long
+.PHONY: $(addprefix check-,$(STAGES) $(UNITS) $(BESIDE)) check check-long
+stages = $(CHECK) stages $(foreach s,$(1),$(s) $(BUDGET_$(s))) -- $(MAKE) $(SUB)
 check:
 	@scripts/deps check
 	@$(CHECK) start
-	@$(foreach s,$(STAGES),$(CHECK) stages $(s) $(BUDGET_$(s)) -- $(MAKE) $(SUB);) \
-	$(CHECK) stages $(foreach s,$(BESIDE),$(s) $(BUDGET_$(s))) -- $(MAKE) $(SUB); \
-	$(CHECK) finish
+	@$(foreach s,$(STAGES),$(call stages,$(s));) $(call stages,$(UNITS)); $(call stages,$(BESIDE)); $(CHECK) finish
 
 check-long: export DRAY_LONG := 1
 check-long:
