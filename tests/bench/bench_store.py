@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The store of one agent against memcpy of the same bytes, and beside redis where redis-server is installed: PUT, GET, reads in place and
-EXISTS; its disk tier against fio on the same file system; and GETs from another agent against dray's own transfers of the same bytes, both by
-bench_remote, beside redis, and in Python beside Mooncake Store; and what it saves to prefer the node's own store for PUTs and GETs.
-`bench_store.py [PART...]` runs some parts: memory, disk, preference, remote."""
+"""The store of one agent against memcpy of the same bytes, beside redis where redis-server is installed, and beside Mooncake's client by shared
+memory: PUT, GET, reads in place and EXISTS; its disk tier against fio on the same file system; and GETs from another agent against dray's own
+transfers of the same bytes, both by bench_remote, beside redis, and beside Mooncake Store, whose processor time is compared, too; and what it
+saves to prefer the node's own store for PUTs and GETs. `bench_store.py [PART...]` runs some parts: memory, disk, preference, remote, mooncake."""
 
 import contextlib
 import http.client
@@ -99,6 +99,22 @@ def beside_redis(records, store):
             records.add(f"{word} 2 MiB, beside redis", ours / 1e9, "GB/s", ceiling_name="redis", ceiling=theirs / 1e9, ratio=ratio, spread=spread)
 
 
+def beside_shared_memory(records, store):
+    """Mooncake's client that has its objects by the shared memory of a client process."""
+    with contextlib.ExitStack() as stack:
+        try:
+            theirs = Mooncake(stack, shared=True)
+        except c.CannotRun as e:
+            print(f"  Mooncake: skipped, {e}")
+            return
+        for word, name, count in (("get", "GET 2 MiB", 1), ("batch", "GET 64 x 2 MiB in one batch", OBJECTS)):
+            n = c.sized(store, 16, word)
+            m = max(1, int(c.ROUND / (theirs.get(SIZE, count, 3) / 3)))
+            ours, other, ratio, spread = c.pairs(lambda: m * SIZE * count / theirs.get(SIZE, count, m), lambda: c.rate(store.ask(word, n)))
+            records.add(f"{name}, beside Mooncake", ours / 1e9, "GB/s", ceiling_name="Mooncake's client by shared memory", ceiling=other / 1e9, ratio=ratio,
+                        target=(">=", 1) if count > 1 else None, spread=spread)
+
+
 def memory(records, lab):
     agent, = c.agents(lab, 1, **{"limits.store_bytes": "1GiB", "limits.store_bytes_per_owner": "1GiB"})
     with c.Tool("bench_store", "--socket", agent.socket, "--size", SIZE, first=True) as store:
@@ -111,6 +127,7 @@ def memory(records, lab):
         us = times(records, store, "exists512", "EXISTS of 512 keys", None)
         records.add("EXISTS of 512 keys, rate", 512 / us, "M/s", target=(">=", 2))
         beside_redis(records, store)
+        beside_shared_memory(records, store)
     agent.stop()
 
 
@@ -216,7 +233,6 @@ class Remote:
         memories = [stack.enter_context(c.dray.Memory(OBJECTS * SIZE)) for _ in range(2)]
         self.far, self.region = there.region(memories[0]), here.region(memories[1])
         self.puts, self.store, self.client = there.store("bench"), here.store("bench"), here
-        self.pids = [owner.process.pid, reader.process.pid, os.getpid()]
         self.segments = {"there": owner.listen[0], "here": reader.listen[0]}
 
     def put(self, size, count):
@@ -231,29 +247,37 @@ class Remote:
 
 
 class Mooncake:
-    """A master, a node and a client of Mooncake Store over TCP."""
+    """A master of Mooncake Store, a node and a client over TCP; shared: a client by shared memory, whose node is its client process."""
 
-    def __init__(self, stack):
+    def __init__(self, stack, shared=False):
         made = subprocess.run([c.ROOT / "scripts/mooncake-env"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
         if made.returncode:
             raise c.CannotRun("Mooncake is not installed")
         python = pathlib.Path(made.stdout.strip())
         folder = next(python.parents[1].glob("lib/python*/site-packages/mooncake"))
         ports = []
-        for probe in [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]:
+        for probe in [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]:
             ports.append(probe.getsockname()[1])
             probe.close()
         env = {**os.environ, "LD_LIBRARY_PATH": str(folder)}
-        master = f"127.0.0.1:{ports[0]}"
+        master, node = (f"127.0.0.1:{port}" for port in ports[:2])
         self.processes = []
-        self.start(stack, [folder / "mooncake_master", f"--rpc_port={ports[0]}", f"--metrics_port={ports[1]}"], env=env)
-        harness.until(lambda: not socket.socket().connect_ex(("127.0.0.1", ports[0])), "Mooncake's master to listen")
-        for role in ("node", "client"):
-            self.client = self.start(stack, [python, c.ROOT / "tests/bench/mooncake_store.py", role, master])
+        self.start(stack, [folder / "mooncake_master", f"--rpc_port={ports[0]}", f"--metrics_port={ports[2]}"], env=env)
+        self.listens(ports[0])
+        if shared:
+            self.start(stack, [folder / "mooncake_client", "--host=127.0.0.1", f"--port={ports[1]}", f"--master_server_address={master}", "--protocol=tcp",
+                               "--metadata_server=P2PHANDSHAKE", "--global_segment_size=512MB", "--local_buffer_size=256MB", "--threads=4"], env=env)
+            self.listens(ports[1])
+        for role in ("shared",) if shared else ("node", "client"):
+            self.client = self.start(stack, [python, c.ROOT / "tests/bench/mooncake_store.py", role, node if shared else master])
             while "ready" not in (line := self.client.stdout.readline()):
                 if not line:
                     raise c.CannotRun("Mooncake Store does not start")
         self.pids = [p.pid for p in self.processes]
+
+    @staticmethod
+    def listens(port):
+        harness.until(lambda: not socket.socket().connect_ex(("127.0.0.1", port)), "Mooncake to listen")
 
     def start(self, stack, command, env=None):
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env, text=True)
@@ -304,29 +328,41 @@ def seconds(what, n):
 
 
 def beside_mooncake(records, ours, gets, theirs, name, size, count):
-    """And dray's transfer of these bytes, by C, which no GET is faster than."""
-    ours.put(size, count)
+    """
+    By Python, as Mooncake's client, and by C; and dray's transfer of these bytes by C, which no GET is faster than. The processor time is that of
+    all processes of a side: of both agents and the client, and of master, node and client.
+    """
     gets.put(size, count)
+    ours.put(size, count)
     n = max(1, int(0.2 / (seconds(ours.get, 3) / 3)))
     m = max(1, int(0.2 / (theirs.get(size, count, 3) / 3)))
-    used, moved = [0, 0], [0, 0]
-
-    def measured(i, pids, times, run):
-        before = sum(map(c.cpu_ns, pids))
-        rate = times * size * count / run()
-        used[i] += (sum(map(c.cpu_ns, pids)) - before) / 1e9
-        moved[i] += times * size * count / 1e9
-        return rate
-
-    rate, other, ratio, spread = c.pairs(lambda: measured(1, theirs.pids, m, lambda: theirs.get(size, count, m)),
-                                         lambda: measured(0, ours.pids, n, lambda: seconds(ours.get, n)))
-    records.add(f"the same, {name}, beside Mooncake", rate / 1e9, "GB/s", ceiling_name="Mooncake Store", ceiling=other / 1e9, ratio=ratio,
-                target=(">=", 2 if count > 1 else 3), spread=spread)
-    own, other = (u / g for u, g in zip(used, moved))
-    records.add(f"the same, {name}, processor time", own, "s/GB", ceiling_name="Mooncake Store", ceiling=other, ratio=own / other, target=("<=", 1 / 3))
-    n = c.sized(gets.tool, 16, "read")
-    rate, other, ratio, spread = c.pairs(lambda: m * size * count / theirs.get(size, count, m), lambda: c.rate(gets.tool.ask("read", n)), 7)
-    records.add(f"dray's transfer, {name}, beside Mooncake", rate / 1e9, "GB/s", ceiling_name="Mooncake Store", ceiling=other / 1e9, ratio=ratio, spread=spread)
+    k = c.sized(gets.tool, 16, "get")
+    agents = [ours.owner.process.pid, ours.reader.process.pid]
+    ways = {"Mooncake Store": (theirs.pids, m, lambda: theirs.get(size, count, m)),
+            "by Python": ([*agents, os.getpid()], n, lambda: seconds(ours.get, n)),
+            "by C": ([*agents, gets.tool.pid], k, lambda: gets.times("get", k) * k),
+            "dray's transfer": ([*agents, gets.tool.pid], k, lambda: gets.times("read", k) * k)}
+    used, moved, rounds = dict.fromkeys(ways, 0), dict.fromkeys(ways, 0), []
+    for i in range(c.PAIRS):
+        rates = {}
+        for way in sorted(ways, reverse=i % 2):
+            pids, times, run = ways[way]
+            before = c.cpu_seconds(*pids)
+            rates[way] = times * size * count / run() / 1e9
+            used[way] += c.cpu_seconds(*pids) - before
+            moved[way] += times * size * count / 1e9
+        rounds.append(rates)
+    other = statistics.median(r["Mooncake Store"] for r in rounds)
+    for way in list(ways)[1:]:
+        spread = [r[way] / r["Mooncake Store"] for r in rounds]
+        target = None if way == "dray's transfer" else 2 if count > 1 else 3
+        records.add(f"{name}, {way}, beside Mooncake", statistics.median(r[way] for r in rounds), "GB/s", ceiling_name="Mooncake Store", ceiling=other,
+                    ratio=statistics.median(spread), target=target and (">=", target), spread=spread)
+    other = used["Mooncake Store"] / moved["Mooncake Store"]
+    for way in list(ways)[1:]:
+        own = used[way] / moved[way]
+        records.add(f"{name}, {way}, processor time", own, "s/GB", ceiling_name="Mooncake Store", ceiling=other, ratio=own / other,
+                    target=None if way == "dray's transfer" else ("<=", 1 / 3))
 
 
 def lone(records, gets):
@@ -398,23 +434,28 @@ def preference(records, lab):
 
 def remote(records, lab):
     with contextlib.ExitStack() as stack:
-        ours = Remote(lab, stack)
-        gets = Gets(stack, ours)
+        gets = Gets(stack, Remote(lab, stack))
         lone(records, gets)
         for shape in REMOTE:
             name, *objects = shape
             gets.put(*objects)
             c.against_transfer(records, gets.tool, name)
+
+
+def mooncake(records, lab):
+    with contextlib.ExitStack() as stack:
         try:
             theirs = Mooncake(stack)
         except c.CannotRun as e:
             print(f"  Mooncake: skipped, {e}")
             return
+        ours = Remote(lab, stack)
+        gets = Gets(stack, ours)
         for shape in REMOTE:
             beside_mooncake(records, ours, gets, theirs, *shape)
 
 
-PARTS = {"memory": memory, "disk": disk, "preference": preference, "remote": remote}
+PARTS = {"memory": memory, "disk": disk, "preference": preference, "remote": remote, "mooncake": mooncake}
 
 with c.bench("store") as (lab, records):
     c.need_memory(3 * c.GIB)

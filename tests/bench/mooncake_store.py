@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process of a Mooncake Store for bench_store.py, with the Python of scripts/mooncake-env: `node` keeps objects, `client` gets them.
+"""One process of a Mooncake Store for bench_store.py, with the Python of scripts/mooncake-env: `node` keeps objects, `client` gets them, and `shared`
+gets them through the client process of its node, by shared memory. ADDRESS is that of the master, or of the client process.
 
-The client takes lines from its standard input, "SIZE COUNT TIMES", and answers with the seconds that TIMES batches of COUNT objects took.
+A client takes lines from its standard input, "SIZE COUNT TIMES", and answers with the seconds that TIMES batches of COUNT objects took.
 """
 
 import ctypes
@@ -13,14 +14,21 @@ from mooncake.store import MooncakeDistributedStore
 
 BYTES = 128 << 20
 
-role, master = sys.argv[1:]
+role, address = sys.argv[1:]
 store = MooncakeDistributedStore()
-if store.setup("127.0.0.1", "P2PHANDSHAKE", 2 * BYTES if role == "node" else 0, BYTES, "tcp", "", master):
+if role == "shared":
+    failed = store.setup_dummy(2 * BYTES, BYTES, address)
+else:
+    failed = store.setup("127.0.0.1", "P2PHANDSHAKE", 2 * BYTES if role == "node" else 0, BYTES, "tcp", "", address)
+if failed:
     sys.exit("Mooncake's setup() failed")
 print("ready", flush=True)
-memory = mmap.mmap(-1, BYTES)
-at = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-if role == "client" and store.register_buffer(at, BYTES):
+if role == "shared":
+    at = store.alloc_from_mem_pool(BYTES)
+else:
+    memory = mmap.mmap(-1, BYTES)
+    at = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+if role != "node" and store.register_buffer(at, BYTES):
     sys.exit("Mooncake's register_buffer() failed")
 there = set()
 for line in sys.stdin:

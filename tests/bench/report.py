@@ -51,7 +51,8 @@ the time of the former, another one that of a transfer at once after it."""),
 `bench_store.py`: objects of an agent's memory and disk, and of another agent over TCP on the same host (`store.keep_copies = false`), between
 memfds. The ceilings are memcpy in one thread; fio on the same file system, with the same sizes and depth; dray's own transfer of the same
 bytes without a checksum; redis; and Mooncake Store's client, whose segment is in another process. GETs beside dray's transfers and beside redis
-over TCP are those of one C program; those beside Mooncake are Python's on both sides."""),
+over TCP are those of one C program; those beside Mooncake are Python's on both sides, or C's here, and the processor time is that of all processes
+of a side."""),
     ("rdma", "Transport rdma, Soft-RoCE in the virtual machine", """\
 `make bench-vm`: two agents, and perftest with as many queue pairs and the same messages, over the same rails of one emulated guest
 with two processors. The work of the emulated processors for each packet limits both."""),
