@@ -52,7 +52,7 @@ the time of the former, another one that of a transfer at once after it."""),
 memfds. The ceilings are memcpy in one thread; fio on the same file system, with the same sizes and depth; dray's own transfer of the same
 bytes without a checksum; redis; and Mooncake Store's client, whose segment is in another process. GETs beside dray's transfers and beside redis
 over TCP are those of one C program; those beside Mooncake are Python's on both sides, or C's here, and the processor time is that of all processes
-of a side."""),
+of a side. fio allocates the blocks of its files before its clock starts, unless it is told not to."""),
     ("rdma", "Transport rdma, Soft-RoCE in the virtual machine", """\
 `make bench-vm`: two agents, and perftest with as many queue pairs and the same messages, over the same rails of one emulated guest
 with two processors. The work of the emulated processors for each packet limits both."""),
