@@ -438,6 +438,119 @@ static void test_one_object_at_a_time(void **state)
 	check_all();
 }
 
+static void wait_for_files(unsigned n)
+{
+	while (files() != n)
+		turn();
+}
+
+/* Segment 2 is made when segment 1 is half full; objects do not wait for it. */
+static void make_next(void)
+{
+	assert_int_equal(put(0, 1, SEGMENT_BYTES / 4), DISK_OK);
+	assert_int_equal(files(), 1);
+	assert_int_equal(put(1, 1, SEGMENT_BYTES / 4), DISK_OK);
+	wait_for_files(2);
+	assert_int_equal(file_bytes(2), SEGMENT_BYTES);
+}
+
+static void test_next_segment(void **state)
+{
+	make_next();
+	assert_int_equal(put(2, 1, SEGMENT_BYTES), DISK_OK);
+	assert_int_equal(file_bytes(1), SEGMENT_BYTES / 2);
+	wait_for_files(3);
+	check_all();
+	restart();
+	assert_int_equal(files(), 2);
+	assert_int_equal(rig.found, 3);
+	check_all();
+}
+
+/* What a killed agent leaves has no objects. */
+static void test_next_segment_when_killed(void **state)
+{
+	char path[128];
+
+	make_next();
+	assert_true(disk_close(dray_take(rig.disk)));
+	assert_int_equal(files(), 1);
+	snprintf(path, sizeof(path), "%s/segment-%08x", cm_dir, 2);
+	close(open(path, O_CREAT | O_WRONLY, 0600));
+	assert_int_equal(truncate(path, SEGMENT_BYTES), 0);
+	start();
+	assert_int_equal(files(), 1);
+	assert_int_equal(rig.found, 2);
+	check_all();
+}
+
+static void test_next_segment_without_objects_before_it(void **state)
+{
+	make_next();
+	begin_drop(0);
+	begin_drop(1);
+	assert_int_equal(finish(0), DISK_OK);
+	assert_int_equal(finish(1), DISK_OK);
+	while (blocks_used())
+		turn();
+	assert_int_equal(files(), 2);
+	for (unsigned i = 2; i < 6; i++)
+		assert_int_equal(put(i, 1, SEGMENT_BYTES / 4), DISK_OK);
+	assert_true(file_bytes(2) > 0);
+	check_all();
+}
+
+static void test_next_segment_after_an_error(void **state)
+{
+	make_next();
+	faults[DISK_CALL_WRITE] = -ENOSPC;
+	assert_int_equal(put(2, 1, 5000), DISK_DOWN);
+	wait_for_files(1);
+	faults[DISK_CALL_WRITE] = 0;
+	while (rig.state != DISK_STATE_OK)
+		turn();
+	assert_int_equal(put(2, 2, 5000), DISK_OK);
+	check_all();
+	restart();
+	assert_int_equal(rig.found, 3);
+	check_all();
+}
+
+/* Others need the blocks. */
+static void test_next_segment_on_a_crowded_file_system(void **state)
+{
+	make_next();
+	fs_free = SEGMENT_BYTES / DISK_BLOCK - 1;
+	assert_int_equal(put(2, 1, 5000), DISK_OK);
+	wait_for_files(1);
+	assert_int_equal(put(3, 1, SEGMENT_BYTES), DISK_OK);
+	assert_int_equal(rig.state, DISK_STATE_OK);
+	check_all();
+}
+
+/* A sixteenth of the room, or less, is no error. */
+static void test_no_room_for_the_next_segment(void **state)
+{
+	faults[DISK_CALL_EXTEND] = -ENOSPC;
+	for (unsigned i = 0; i < 6; i++)
+		assert_int_equal(put(i, 1, SEGMENT_BYTES / 4), DISK_OK);
+	assert_int_equal(rig.state, DISK_STATE_OK);
+	check_all();
+	restart();
+	assert_int_equal(files(), 2);
+	assert_int_equal(rig.found, 6);
+}
+
+static void test_room_for_a_part_of_a_segment(void **state)
+{
+	fs_free = 20 * 16;
+	assert_int_equal(put(0, 1, 5000), DISK_OK);
+	assert_int_equal(file_bytes(1), 20 * DISK_BLOCK);
+	assert_int_equal(put(1, 1, 19 * DISK_BLOCK), DISK_OK);
+	assert_int_equal(file_bytes(1), 40 * DISK_BLOCK);
+	check_all();
+}
+
 static void test_blocks_ahead_when_killed(void **state)
 {
 	char path[128];
@@ -1149,6 +1262,13 @@ int main(void)
 		TEST(test_blocks_ahead),
 		TEST(test_blocks_ahead_of_the_last_object),
 		TEST(test_one_object_at_a_time),
+		TEST(test_next_segment),
+		TEST(test_next_segment_when_killed),
+		TEST(test_next_segment_without_objects_before_it),
+		TEST(test_next_segment_after_an_error),
+		TEST(test_next_segment_on_a_crowded_file_system),
+		TEST(test_no_room_for_the_next_segment),
+		TEST(test_room_for_a_part_of_a_segment),
 		TEST(test_blocks_ahead_when_killed),
 		TEST(test_file_system_without_blocks_ahead),
 		TEST(test_no_room_for_blocks_ahead),

@@ -63,6 +63,7 @@ static void run_batch(struct dray_job *j)
 		b->result = index_commit(d, &b->requests, b->rates, &b->why);
 	if (!b->result)
 		commit_punch(&b->requests);
+	b->crowded = segment_is_crowded(d);
 }
 
 static void let_go(struct disk *d, struct disk_request *r)
@@ -72,10 +73,13 @@ static void let_go(struct disk *d, struct disk_request *r)
 		return;
 	d->info.bytes -= disk_blocks(r->at.bytes);
 	r->at.segment->objects--;
-	if (r->at.segment == d->tail && !d->tail->objects)
+	if (r->at.segment == d->tail && !d->tail->objects) {
 		segment_rest(d->tail);
-	else
+		if (d->next)
+			segment_rest(d->next);
+	} else {
 		segment_drop_if_empty(r->at.segment);
+	}
 }
 
 void commit_removed(struct disk *d, struct disk_request *r)
@@ -131,6 +135,8 @@ static void batch_done(struct dray_job *j)
 		d->saved = *b->rates;
 	if (result)
 		disk_failed(d, result, &b->why);
+	if (b->crowded)
+		segment_drop_next(d);
 	dray_list_splice(&requests, &b->requests);
 	while ((r = dray_list_pop(&requests, struct disk_request, link))) {
 		if (result && r->removes)

@@ -226,7 +226,7 @@ static struct disk_segment *segment_for(struct disk *d, uint64_t bytes)
 		s = NULL;
 	}
 	if (!s)
-		s = d->tail = segment_new(d, d->next_id);
+		s = d->tail = segment_next(d);
 	return s;
 }
 
@@ -249,6 +249,7 @@ void disk_write(struct disk *d, struct disk_request *r, uint64_t bytes)
 	s->objects++;
 	d->info.bytes += disk_blocks(bytes);
 	submit(d, r);
+	segment_prepare_next(d);
 }
 
 void disk_read(struct disk *d, struct disk_request *r)
@@ -386,6 +387,8 @@ bool disk_close(struct disk *d)
 	index_close(d);
 	if (d->tail)
 		segment_trim(d->tail);
+	if (d->next)
+		segment_unlink(d, d->next->id);
 	dray_list_for_each(&d->segments, s, struct disk_segment, link)
 		segment_free(s);
 	dray_close(d->dir_fd);

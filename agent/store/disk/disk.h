@@ -6,8 +6,8 @@
  * complete when its bytes and then its row are on disk, so after kill -9 or a power cut each completed object is there,
  * and none is torn. The CRC-32C of bytes and key is in the row, and each read verifies it. The bytes of a removed object are
  * given back to the file system as a hole, and a segment without objects is removed. The segment that objects are appended to
- * stays. It has blocks ahead of them; what is left of these is given back when it has no objects, when the next segment begins, at the
- * end, and at the start.
+ * stays. It has blocks ahead of them, and when it is half full the next segment is made and gets its blocks; what is left of these is
+ * given back when both have no objects, when the next segment begins, when the disk fails, at the end, and at the start.
  *
  * Threads of the module read, write and commit. Requests complete on the control thread. When the disk cannot be written,
  * writes fail at once and the tier is marked; it returns by itself, once a test file can be written. All functions belong

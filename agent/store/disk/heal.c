@@ -165,6 +165,7 @@ void disk_failed(struct disk *d, int error, const struct dray_err *why)
 	d->info.errors++;
 	/* What was written behind an error may be lost, so nothing is appended there. */
 	segment_seal(d);
+	segment_drop_next(d);
 	if (d->info.state == DISK_STATE_OK)
 		set_state(d, state_of(d, error), why);
 	commit_fail_all(d);

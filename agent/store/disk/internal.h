@@ -27,7 +27,9 @@ struct disk_segment {
 	bool sealed;              /* it is not extended any more */
 	bool synced;              /* its name is on disk; of the committing thread */
 	bool resting, rest_again; /* a job gives back blocks, and does so once more */
-	struct dray_job sealing, removal, rest;
+	bool has_next;            /* a next segment was made while this one was the last */
+	int prepared;             /* this one has file and blocks as the next one: 0 or -errno */
+	struct dray_job sealing, removal, rest, preparation;
 };
 
 /* What index.db remembers of the disk; bytes a second, 0: not known. */
@@ -41,6 +43,7 @@ struct disk_batch {
 	struct dray_list requests;      /* in order */
 	const struct disk_rates *rates; /* NULL: the index has them */
 	int result;
+	bool crowded; /* the file system has room for no further segment */
 	struct dray_err why;
 };
 
@@ -53,6 +56,7 @@ struct disk {
 	struct disk_rates saved, to_save; /* in index.db; on its way there */
 	struct dray_list segments;
 	struct disk_segment *tail; /* objects are appended to it; NULL: to a new one */
+	struct disk_segment *next; /* comes after the tail, without objects; NULL: not made yet */
 	uint32_t next_id;
 
 	struct dray_list waiting; /* requests for the threads */
@@ -118,8 +122,16 @@ int segment_open(struct disk_segment *s);
 void segment_extend(struct disk_segment *s, uint64_t end);
 /* Nothing more is appended to the last segment; its blocks beyond its objects are given back. */
 void segment_seal(struct disk *d);
-/* The last segment has no objects: its blocks are given back, and the next object is appended to it. */
+/* The last segment, or the next one, has no objects: its blocks are given back, and the next object is appended to the last one. */
 void segment_rest(struct disk_segment *s);
+/* The segment after a full one. NULL: no memory. */
+struct disk_segment *segment_next(struct disk *d);
+/* Makes the segment after the tail, and allocates its blocks, before it is needed. */
+void segment_prepare_next(struct disk *d);
+/* Its blocks are needed elsewhere. */
+void segment_drop_next(struct disk *d);
+/* Blocks. */
+bool segment_is_crowded(const struct disk *d);
 /* Gives the blocks beyond its objects back. Blocks. */
 void segment_trim(struct disk_segment *s);
 

@@ -9,11 +9,12 @@
 #include "agent/store/disk/internal.h"
 
 /*
- * A file system extends a file for one thread at a time, so writes beyond its end wait for one another. Blocks that the file has
- * already are written by all threads at once. Larger steps hold up the writes less often.
+ * A file system extends a file for one thread at a time, so writes beyond its end wait for one another, and a call that extends it
+ * waits for all writes to it that are in flight. Blocks that the file has already are written by all threads at once. So a file gets
+ * the blocks of a whole segment at once, and does so before it is needed, when the one before it is half full.
+ *
+ * A step takes at most this part of what the file system has free, so that hardly anything is refused for want of these blocks.
  */
-#define STEP (64ull << 20)
-/* A step takes at most this part of what the file system has free, so that hardly anything is refused for want of these blocks. */
 #define STEP_PART 16
 
 void segment_name(uint32_t id, char ret[32])
@@ -116,13 +117,13 @@ int segment_open(struct disk_segment *s)
 /* The bytes to extend the file by, for a write that ends at `end`. 0: the file system has little room. */
 static uint64_t step(const struct disk_segment *s, uint64_t end)
 {
-	uint64_t to = dray_min(s->allocated + STEP, s->disk->cfg.segment_bytes);
-	uint64_t bytes = dray_max(to, end) - s->allocated;
+	uint64_t whole = dray_max(s->disk->cfg.segment_bytes, end) - s->allocated, most;
 	struct statvfs fs;
 
 	if (fstatvfs(s->fd, &fs) < 0)
 		return 0;
-	return bytes <= (uint64_t)fs.f_bavail * fs.f_frsize / STEP_PART ? bytes : 0;
+	most = (uint64_t)fs.f_bavail * fs.f_frsize / STEP_PART / DISK_BLOCK * DISK_BLOCK;
+	return end - s->allocated <= most ? dray_min(whole, most) : 0;
 }
 
 static void extend_locked(struct disk_segment *s, uint64_t end)
@@ -196,6 +197,85 @@ void segment_rest(struct disk_segment *s)
 	s->resting = true;
 	dray_jobs_add(s->disk->committer, &s->rest, run_rest, rest_done);
 }
+
+/* --- the next segment ------------------------------------------------------------------------------ */
+
+/* Its file and blocks, and that its name is on disk, for which the first batch with its objects would wait. */
+static int prepare(struct disk_segment *s)
+{
+	int r = segment_open(s);
+
+	if (r < 0)
+		return r;
+	pthread_mutex_lock(&s->lock);
+	if (!s->sealed && !s->allocated)
+		extend_locked(s, DISK_BLOCK);
+	r = s->allocated ? 0 : -ENOSPC;
+	pthread_mutex_unlock(&s->lock);
+	if (r < 0)
+		return r;
+	r = disk_fault(s->disk, DISK_CALL_SYNC);
+	if (!r && fsync(s->disk->dir_fd) < 0)
+		r = -errno;
+	s->synced = !r;
+	return r;
+}
+
+static void run_preparation(struct dray_job *j)
+{
+	struct disk_segment *s = dray_container_of(j, struct disk_segment, preparation);
+
+	s->prepared = prepare(s);
+}
+
+/* Without room it is made when objects need it; an error there is one of the disk, not one here. */
+static void preparation_done(struct dray_job *j)
+{
+	struct disk_segment *s = dray_container_of(j, struct disk_segment, preparation);
+
+	if (s->prepared < 0 && s == s->disk->next)
+		segment_drop_next(s->disk);
+}
+
+void segment_prepare_next(struct disk *d)
+{
+	struct disk_segment *s = NULL;
+
+	if (d->next || !d->tail || d->tail->has_next || d->tail->end < d->cfg.segment_bytes / 2)
+		return;
+	d->tail->has_next = true;
+	s = segment_new(d, d->next_id);
+	if (!s)
+		return;
+	d->next = s;
+	dray_jobs_add(d->committer, &s->preparation, run_preparation, preparation_done);
+}
+
+struct disk_segment *segment_next(struct disk *d)
+{
+	struct disk_segment *s = dray_take(d->next);
+
+	return s ? s : segment_new(d, d->next_id);
+}
+
+void segment_drop_next(struct disk *d)
+{
+	struct disk_segment *s = dray_take(d->next);
+
+	/* after its preparation, which the same thread does */
+	if (s)
+		segment_drop_if_empty(s);
+}
+
+bool segment_is_crowded(const struct disk *d)
+{
+	struct statvfs fs;
+
+	return fstatvfs(d->dir_fd, &fs) == 0 &&
+	       (uint64_t)fs.f_bavail * fs.f_frsize < d->cfg.segment_bytes;
+}
+
+/* --- the last segment ------------------------------------------------------------------------------ */
 
 void segment_seal(struct disk *d)
 {
