@@ -373,14 +373,32 @@ def beside_mooncake(records, ours, gets, theirs, name, size, count):
 
 
 def lone(records, gets):
+    """
+    Four wake-ups are necessary: of the reader's agent, of the owner's, of the former by the answer, and of the client. The bare chain has these
+    between three processes, with the same bytes over one connection; redis has two.
+    """
     gets.put(SMALL, 1)
     n = c.sized(gets.tool, 64, "get")
-    us, bare, ratio, spread = c.pairs(lambda: gets.times("read", n) * 1e6, lambda: gets.times("get", n) * 1e6)
-    records.add("GET from another agent, lone 4 KiB", us, "us", ceiling_name="dray's transfer of these bytes", ceiling=bare, ratio=ratio, spread=spread)
-    if not gets.redis:
-        return
-    us, other, ratio, spread = c.pairs(lambda: gets.times("redis", n) * 1e6, lambda: gets.times("get", n) * 1e6)
-    records.add("the same, beside redis", us, "us", ceiling_name="redis over TCP", ceiling=other, ratio=ratio, target=("<=", 1), spread=spread)
+    with c.Tool("ceiling_chain", "--size", SMALL) as chain:
+        ways = {"get": lambda: gets.times("get", n), "read": lambda: gets.times("read", n), "chain": lambda: seconds(lambda: chain.ask("trip", n), 1) / n}
+        if gets.redis:
+            ways["redis"] = lambda: gets.times("redis", n)
+        rounds = []
+        for i in range(c.PAIRS):
+            order = sorted(ways, reverse=i % 2)
+            order = order[i % len(order):] + order[:i % len(order)]
+            rounds.append({way: ways[way]() * 1e6 for way in order})
+
+    def add(name, way, other, ceiling_name, target=None):
+        spread = [r[way] / r[other] for r in rounds]
+        us, ceiling = (statistics.median(r[w] for r in rounds) for w in (way, other))
+        records.add(name, us, "us", ceiling_name=ceiling_name, ceiling=ceiling, ratio=statistics.median(spread), target=target, spread=spread)
+
+    add("GET from another agent, lone 4 KiB", "get", "read", "dray's transfer of these bytes")
+    add("the same, beside a bare chain of its wake-ups", "get", "chain", "bare chain")
+    if gets.redis:
+        add("the same, beside redis", "get", "redis", "redis over TCP", ("<=", 1))
+        add("a bare chain of the wake-ups, beside redis", "chain", "redis", "redis over TCP")
 
 
 def get_preferred(records, ours, name, size, count):

@@ -167,7 +167,7 @@ def against_transfer(records, remote, name, unit=("GB/s", 1e9), n=None):
     got, bare, checked = (statistics.median(r[word] for r in rounds) / unit[1] for word in ("get", "read", "check"))
     for what, ceiling_name, word, ceiling, target in (
             (f"GET from another agent, {name}", "dray's transfer of these bytes", "read", bare, (">=", 0.85)),
-            (f"the same, {name}", "the transfer, then CRC-32C", "check", checked, None)):
+            (f"the same, {name}", "the transfer, then CRC-32C", "check", checked, (">=", 0.85))):
         spread = [r["get"] / r[word] for r in rounds]
         records.add(what, got, unit[0], ceiling_name=ceiling_name, ceiling=ceiling, ratio=statistics.median(spread), target=target, spread=spread)
 
