@@ -9,10 +9,11 @@ import random
 import signal
 import subprocess
 import sys
+from ctypes import byref
 
 import dray
 import pytest
-from dray import Status, Tier, errors
+from dray import Status, Tier, _library as lib, errors
 from harness import LIBRARY, LIMIT, MIB, ROOT, Raw, counters, until
 from wire import codec as s
 
@@ -117,6 +118,19 @@ def test_awaiting(agent):
         put, found = asyncio.run(work(user))
         assert put == [Status.OK] * 64
         assert [r.status for r in found] == [Status.OK, Status.OK, Status.NOT_FOUND]
+
+
+def test_a_short_request_is_awaited_by_the_library(agent):
+    """Not by polling its descriptor, for which the agent wakes the client each time."""
+    with User(agent) as user:
+        user.put(b"key", b"value")
+
+        def waits():
+            info = lib.Info()
+            assert lib.held.dray_get_info(user.client._d, byref(info)) == 0
+            return info.waits_spun + info.waits_slept
+        before = waits()
+        until(lambda: user.get(b"key") == b"value" and waits() > before, "such a wait")
 
 
 def test_two_clients_put_the_same_keys_at_once(agent):

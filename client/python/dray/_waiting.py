@@ -4,10 +4,10 @@
 Any thread may use a client and its objects. All calls into the library that touch the
 session keep the interpreter lock, and do not block. A thread that waits does so in three steps:
 
-1. It waits inside the library for up to 1 ms with the interpreter lock held. Most transfers end
-   within that time, and to take the lock again costs up to 5 ms beside a thread that computes. The
-   step is left out for transfers that are evidently long: those with a wait word, and while recent
-   waits of this client took longer. Other Python threads stand still meanwhile.
+1. It waits inside the library for up to 1 ms with the interpreter lock held. Most transfers, and most
+   requests to the store, end within that time, and to take the lock again costs up to 5 ms beside a
+   thread that computes. The step is left out for what is evidently long: transfers with a wait word,
+   and while recent waits of this client took longer. Other Python threads stand still meanwhile.
 2. If no other thread polls the session's descriptor, this one does, without the interpreter lock. It
    delivers the completions of all requests.
 3. Otherwise it sleeps on a lock of its own, which is released when its request ends. The polling
@@ -37,7 +37,7 @@ from typing import Any
 from . import _arguments as arguments
 from . import _library as lib
 from . import errors
-from .pending import Pending, Transfer
+from .pending import Pending
 
 _HOLD_MS = 1  # longest wait with the interpreter lock held
 _HOLDERS_MAX = 8  # with more waiting threads, none waits with the interpreter lock held
@@ -213,10 +213,10 @@ class Waiting:
             timeout = arguments.timeout(timeout)
         if self._batches and not pending._id:
             self._flush_batches(pending)
-        if type(pending) is Transfer:
+        if pending._is_short:
             if self._skip:
                 self._skip -= 1
-            elif not pending._is_long and (timeout is None or timeout >= 0.001) and \
+            elif (timeout is None or timeout >= 0.001) and \
                     len(self._sleeping) <= _HOLDERS_MAX and self._hold(pending):
                 return
         ends = None if timeout is None else time.monotonic() + timeout
@@ -224,13 +224,13 @@ class Waiting:
             raise errors.Timeout(f"{pending!r} has not ended in {timeout} s", handle=pending._id,
                                  fix="Wait again, or cancel it.")
 
-    def _hold(self, transfer: Transfer) -> bool:
-        """Step 1: waits a short time with the interpreter lock held. True if the transfer has ended."""
+    def _hold(self, pending: Pending[Any]) -> bool:
+        """Step 1: waits a short time with the interpreter lock held. True if the request has ended."""
         try:
             result = self._results.pop()
         except IndexError:
             result = _Result()
-        number, ref = transfer._id, result.ref
+        number, ref = pending._id, result.ref
         try:
             code = _wait(self._d, number, _HOLD_MS, ref)
         except ArgumentError:
@@ -238,15 +238,15 @@ class Waiting:
             raise
         if code == 0:
             self._misses = 0
-            self._pending.pop(transfer._key, None)
-            transfer._complete(result.c)
+            self._pending.pop(pending._key, None)
+            pending._complete(result.c)
             self._took()
         elif code == _TIMEOUT:
             # one that takes long may be chance; several in a row are not
             self._misses = min(self._misses + 1, _MISSES_MAX)
             self._skip = (1 << max(self._misses - 2, 0)) - 1
         self._results.append(result)
-        return transfer._ended
+        return pending._ended
 
     def _until(self, pending: Pending[Any], ends: float | None) -> bool:
         """Steps 2 and 3: waits without the interpreter lock until the request has ended."""

@@ -241,6 +241,7 @@ class _Batch(Lending[Any]):
     """An error of the copy has the results, too: error.results."""
 
     __slots__ = ()
+    _is_short = True
 
     def _complete(self, c: Any) -> None:
         if not c.status:
