@@ -326,13 +326,33 @@ static void test_small_slices_in_flight(void **state)
 	lab_deinit(&lab);
 }
 
+/* A few bytes behind whole slices go with the last one, but no more of them than that. */
+static void test_few_bytes_behind_slices(void **state)
+{
+	if (lab_staging[0] || lab_staging[1])
+		return; /* buffers limit slices */
+	lab_init(&lab, 4 * MIB, 1);
+	asked(64, 1);
+	assert_int_equal(asked(MIB, 1), 1);
+	assert_int_equal(asked(MIB + 256, 1), 1);
+	assert_int_equal(asked(MIB + MIB / 64, 1), 1);
+	assert_int_equal(asked(MIB + MIB / 64 + 1, 1), 2);
+	assert_int_equal(asked(3 * MIB + 256, 1), 3);
+	lab_deinit(&lab);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_one_operation), cmocka_unit_test(test_scattered_extents),
-		cmocka_unit_test(test_many_small),    cmocka_unit_test(test_small_slices_in_flight),
-		cmocka_unit_test(test_random),        cmocka_unit_test(test_random_tiny_buffers),
-		cmocka_unit_test(test_random_faults), cmocka_unit_test(test_many_streams),
+		cmocka_unit_test(test_one_operation),
+		cmocka_unit_test(test_scattered_extents),
+		cmocka_unit_test(test_many_small),
+		cmocka_unit_test(test_small_slices_in_flight),
+		cmocka_unit_test(test_random),
+		cmocka_unit_test(test_random_tiny_buffers),
+		cmocka_unit_test(test_random_faults),
+		cmocka_unit_test(test_many_streams),
+		cmocka_unit_test(test_few_bytes_behind_slices),
 	};
 	static const char *const names[] = { "host memory", "the importing side's is a GPU's",
 					     "the owner's is a GPU's", "both are GPUs'" };

@@ -12,6 +12,11 @@
 
 /* Cost of a segment besides its bytes, so that a flow of tiny operations gets only its share of the worker. */
 #define SEGMENT_COST 512
+/*
+ * A last slice may be longer by this part of slice_size: a few bytes behind whole slices, such as a header of 256, would take a message
+ * or a work request of their own, and its answer.
+ */
+#define REMAINDER 64
 /* Free slices kept for reuse. */
 #define SLICES_KEPT 128
 
@@ -354,12 +359,22 @@ static void slice_span(struct slice *s, struct xfer *x, uint32_t max_ops, uint64
 	s->bytes = bytes;
 }
 
+/* Bytes that the next slice of the transfer may have. max_bytes: as of sched_next(). */
+static uint64_t next_bytes(const struct core *c, const struct xfer *x, uint64_t max_bytes)
+{
+	uint64_t ready = xfer_ready(x), size = c->cfg.slice_size;
+
+	if (max_bytes)
+		return dray_min(ready, max_bytes);
+	if (ready == x->left && ready <= PMSG_FRAME_BYTES_MAX && ready <= size + size / REMAINDER)
+		return ready;
+	return dray_min(ready, size);
+}
+
 struct slice *sched_next(struct core *c, struct channel *ch, uint64_t max_bytes)
 {
 	struct flow *f;
 
-	if (!max_bytes)
-		max_bytes = c->cfg.slice_size;
 	while ((f = dray_list_first(&ch->flows, struct flow, link))) {
 		struct xfer *x;
 		struct slice *s;
@@ -379,7 +394,7 @@ struct slice *sched_next(struct core *c, struct channel *ch, uint64_t max_bytes)
 		}
 		x = flow_next(f, c->cfg.slice_size);
 		dray_assert(x);
-		ready = dray_min(xfer_ready(x), max_bytes);
+		ready = next_bytes(c, x, max_bytes);
 		if (!ready) {
 			sched_dequeue(x);
 			wait_add(c, x);
