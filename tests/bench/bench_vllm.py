@@ -3,7 +3,7 @@
 """What DrayConnector and DrayStoreConnector cost vLLM engines on this machine, with 131,072 bytes of KV cache a token.
 
     bench_vllm.py [--only PART]...     default: hooks, cost and five; each part takes 2 to 8 minutes on a quiet machine,
-                                       and those of encoder outputs begin no round 120 s after their start ($DRAY_BENCH_SECONDS), those of ec and ec-local when their engines have started
+                                       and those of encoder outputs begin no round 120 s after their start ($DRAY_BENCH_SECONDS), those with engines when these have started
 
 hooks  time that the connector's hooks take of a step, with vLLM's scheduler and without a model
 cost   the cost of moving: time to D's first token with blocks from P, minus the same with all blocks cached at D. With P's engine
@@ -22,12 +22,14 @@ cache  requests with images on engines with vLLM's own encoder cache manager and
 ec     time from the end of an encoder's step to another engine's first token, minus the same with the output cached there, beside
        ECExampleConnector and ECMooncakeConnector, for images of 64, 256 and 1,024 embeddings ($DRAY_BENCH_EMBEDDINGS: some of them, with a comma between)
 ec-local  the part of it on one host, beside ECExampleConnector: with fewer engines there is time for more turns
+ec-inside, ec-inside-local  the same at engines each of which is one thread (inside.py), with many more requests, in couples of a remote and a cached one, and
+       divided into its parts; with $DRAY_BENCH_BEFORE beside the client of another folder of the repository
 ec-hooks  time that the hooks of a consumer's connector and the reading of the output take until a request has its first token, minus the same with the output cached
        there, with vLLM's scheduler and without a model, beside ECExampleConnector
 ec-bytes  bytes a second of loads of outputs, without engines, beside transfers between the same pools
 ec-text   time to the first token of text beside an encoder that is idle, busy or dead, beside an engine without a connector
 
-The parts ec and ec-local run the command of $DRAY_BENCH_BUSY while their engines start, and that of $DRAY_BENCH_QUIET during their rounds, each with a program to run:
+The parts ec, ec-local, ec-inside, ec-inside-local and ec-text run the command of $DRAY_BENCH_BUSY while their engines start, and that of $DRAY_BENCH_QUIET during their rounds, each with a program to run:
 a lock of a machine that others use, too, is not held longer than that.
 
 It needs vLLM for the CPU: scripts/engine-env makes the environment. Without it, the bench says so and measures nothing.
@@ -56,6 +58,7 @@ import common as c  # noqa: E402
 
 sys.path.insert(0, str(ROOT / "tests/engine"))
 
+import ec_inside  # noqa: E402
 import engine_cache  # noqa: E402
 import engine_ec  # noqa: E402
 import engine_store  # noqa: E402
@@ -555,6 +558,14 @@ def ec_local(lab, records):
     engine_ec.ec(lab, records, ROUNDS, beside_mooncake=False)
 
 
+def inside(lab, records):
+    ec_inside.inside(lab, records, ROUNDS)
+
+
+def inside_local(lab, records):
+    ec_inside.inside(lab, records, ROUNDS, beside_mooncake=False)
+
+
 def ec_hooks(lab, records):
     engine_ec.ec_hooks(lab, records, ROUNDS)
 
@@ -569,6 +580,7 @@ def ec_text(lab, records):
 
 PARTS = {"hooks": hooks, "cost": cost, "five": five, "push": chunked, "nixl": beside_nixl, "serve": serve,
          "store-hooks": store_hooks, "store": store, "store-decode": store_decode, "store-serve": store_serve, "store-beside": store_beside, "cache": cache, "ec": ec, "ec-local": ec_local,
+         "ec-inside": inside, "ec-inside-local": inside_local,
          "ec-hooks": ec_hooks, "ec-bytes": ec_bytes, "ec-text": ec_text}
 
 if __name__ == "__main__":

@@ -62,20 +62,20 @@ def how(role):
     return {"skip_mm_profiling": True, **({} if role == "ec_producer" else UNCACHED)}  # six engines start sooner
 
 
-def dray(lab, name, role, agent, **options):
-    return VisionEngine(lab.tmp, name, model=model(), **how(role), ec_transfer_config={
+def dray(lab, name, role, agent, kind=VisionEngine, **options):
+    return kind(lab.tmp, name, model=model(), **how(role), ec_transfer_config={
         "ec_connector": "DrayECConnector", "ec_connector_module_path": "dray.vllm", "ec_role": role, "engine_id": name,
         "ec_buffer_size": POOL, "ec_connector_extra_config": {"socket": str(agent.socket), **options}})
 
 
-def files(lab, name, role):
+def files(lab, name, role, kind=VisionEngine):
     folder = lab.tmp / "outputs"
     folder.mkdir(exist_ok=True)
-    return VisionEngine(lab.tmp, name, model=model(), **how(role), ec_transfer_config={
+    return kind(lab.tmp, name, model=model(), **how(role), ec_transfer_config={
         "ec_connector": "ECExampleConnector", "ec_role": role, "engine_id": name, "ec_connector_extra_config": {"shared_storage_path": str(folder)}})
 
 
-def mooncake(lab, name, role, port):
+def mooncake(lab, name, role, port, kind=VisionEngine):
     """With Mooncake's own transfer engine, and with what its connector needs on the CPU."""
     made = subprocess.run([ROOT / "scripts/mooncake-env"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     if made.returncode:
@@ -86,7 +86,7 @@ def mooncake(lab, name, role, port):
         folder.mkdir()
         for found in site.glob("mooncake*"):
             (folder / found.name).symlink_to(found)
-    return VisionEngine(lab.tmp, name, model=model(), **how(role), variables={
+    return kind(lab.tmp, name, model=model(), **how(role), variables={
         "PYTHONPATH": f"{folder}:{ROOT}/client/python:{ROOT}/tests/engine/mooncake_cpu", "LD_LIBRARY_PATH": str(site / "mooncake")},
         ec_transfer_config={"ec_connector": "ECMooncakeConnector", "ec_role": role, "engine_id": name, "ec_ip": "127.0.0.1", "ec_port": port,
                             "ec_buffer_size": POOL, "ec_buffer_device": "cpu",
@@ -114,7 +114,7 @@ class Pair:
         if self.how == "mooncake" and wanted:  # it would push what nobody takes
             items = [{"transfer_id": secrets.token_hex(8)}]
             to_e, to_pd = {"consumer_zmq": f"tcp://127.0.0.1:{self.port}", "ec_items": items}, {"ec_items": items}
-        first = good(self.e.run(vision.prompt(chance), 1, images=images, ec=to_e), self.e)
+        first = self.last = good(self.e.run(vision.prompt(chance), 1, images=images, ec=to_e), self.e)
         if self.ours:
             to_pd = first["ec"]
             if self.how == "tcp":
@@ -345,6 +345,11 @@ def ec_hooks(lab, records, rounds):
 
 # --- bytes ----------------------------------------------------------------------------------------
 
+def faults(agents):
+    """Page faults of agents so far that needed no disk."""
+    return sum(int(pathlib.Path(f"/proc/{agent.process.pid}/stat").read_text().rsplit(")", 1)[1].split()[7]) for agent in agents)
+
+
 def ec_bytes(lab, records, rounds):
     """Loads of outputs by the scheduler sides of the connector, beside transfers of as many bytes between the same pools."""
     agents = c.agents(lab, 2)
@@ -360,7 +365,16 @@ def ec_bytes(lab, records, rounds):
             pd.client.read(pd.region, remote, [(0, 0, size)]).result(LIMIT)
             remote.release()
             for moved, often in MOVED.items():
-                output, seen = memoryview(bytearray(chance.randbytes(moved))), []
+                output, seen, faulted = memoryview(bytearray(chance.randbytes(moved))), [], {}
+
+                def counted(function, faulted=faulted):
+                    """The same, with the page faults of the agents."""
+                    def one():
+                        before = faults(agents)
+                        value = function()
+                        faulted.setdefault(function.__name__, []).append(faults(agents) - before)
+                        return value
+                    return one
 
                 def rate(agent=agent, moved=moved):
                     """Of the last transfer, by the agent's clock."""
@@ -393,12 +407,14 @@ def ec_bytes(lab, records, rounds):
                 for _ in range(3):
                     load()
                     transfer()
-                found = {load: [], transfer: []}
+                found = {counted(load): [], counted(transfer): []}
                 for turn in range(often * rounds):
                     for one in list(found)[::1 if turn % 2 else -1]:
                         found[one].append([one()])
-                records.add(f"{moved >> 10} KiB, {transport}", median_of(found[load]), "GB/s", ceiling_name="a transfer",
-                            **compared(*found.values(), target=(">=", 0.9)))
+                ours, others = found.values()
+                records.add(f"{moved >> 10} KiB, {transport}", median_of(ours), "GB/s", ceiling_name="a transfer", **compared(ours, others, target=(">=", 0.9)))
+                loads, transfers = (statistics.mean(faulted[name]) for name in ("load", "transfer"))
+                records.add(f"{moved >> 10} KiB, {transport}, page faults of the agents", loads, "", ceiling_name="a transfer", ceiling=transfers)
                 records.add(f"{moved >> 10} KiB, {transport}, as PD sees it", statistics.median(seen), "GB/s", spread=statistics.quantiles(seen, n=10))
     for agent in agents:
         agent.stop()
@@ -444,10 +460,13 @@ def ec_text(lab, records, rounds):
     agent, = c.agents(lab, 1)
     e, pd = dray(lab, "e", "ec_producer", agent, lease=600), dray(lab, "pd", "ec_consumer", agent)
     one = VisionEngine(lab.tmp, "one", model=model(), **UNCACHED)
-    with running(e, pd, one):
-        for engine in (pd, one):
-            for _ in range(3):
-                first_token(engine)
+    with contextlib.ExitStack() as stack:
+        with c.under("DRAY_BENCH_BUSY"):
+            stack.enter_context(running(e, pd, one))
+            for engine in (pd, one):
+                for _ in range(3):
+                    first_token(engine)
+        stack.enter_context(c.under("DRAY_BENCH_QUIET"))
         text = [lambda engine=engine: first_token(engine) for engine in (pd, one)]
         compare(records, "E is idle", rounds, *text)
         with Busy(e):

@@ -161,6 +161,14 @@ no connector has a part. The rows "from PD's scheduler to its model" are a part 
 lies for 95 % of samples of the turns (bootstrap); its end is infinite if the median of the ceiling may be zero."""),
     ("vllm_ec_local", "vLLM: the cost of moving an encoder output on one host", """\
 The rows of `local` and of ECExampleConnector alone, as above, with fewer engines and more turns."""),
+    ("vllm_ec_inside", "vLLM: the cost of moving an encoder output, by its parts", """\
+The same cost at engines each of which is one thread: vLLM's own scheduler, worker and model, without messages between its processes, whose workers look for
+them for a second. Each remote request has a cached one beside it, with another new prompt, E has just encoded before either, and a draw decides which comes first. A figure is the median
+of the differences within such couples, thousands of them, and its interval is that of 95 % of samples of the turns. The time runs from the end of E's worker's step, when the output is saved, to
+PD's first token, without the time in which the router has the request. The next rows are its parts, in their order. The row "without the image's processing
+and the model" leaves out those two, in which no connector has a part, although what it has read may be in the processor's caches for the model. While E has encoded for either request, E's answer is in both:
+its own rows say what it takes."""),
+    ("vllm_ec_inside_local", "vLLM: the cost of moving an encoder output on one host, by its parts", """As above, with fewer engines and more turns."""),
     ("vllm_ec_hooks", "vLLM: the hooks of the connectors of encoder outputs", """\
 What the hooks of a consumer's connector take until a request with a new image has its first token, minus the same with its output in the engine's own
 cache, where a request has read it before, with vLLM's scheduler and without a model:

@@ -46,6 +46,7 @@ class Engine:
     session: it has a session of its own. The kernel may divide the processors between sessions first.
     """
 
+    program = pathlib.Path(__file__).with_name("engine.py")
     numbers = itertools.count()
 
     def __init__(self, folder, name, socket=None, role="kv_both", options=(), policy="fail", connector=None, variables=(),
@@ -62,7 +63,7 @@ class Engine:
                 "kv_load_failure_policy": policy, "kv_connector_extra_config": {"socket": str(socket), **dict(options)}}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                guarded(str(pathlib.Path(__file__).with_name("engine.py")), json.dumps(config)), stdin=subprocess.PIPE,
+                guarded(str(self.program), json.dumps(config)), stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE, stderr=log, env={**engine_environment(), **dict(variables)}, text=True,
                 **{"start_new_session": True} if session else {"process_group": 0})
         threading.Thread(target=self._read, daemon=True).start()
