@@ -151,6 +151,20 @@ static bool looked_lately(const struct worker *w)
 	return rings_polled(w) && c->now_ns - w->looked_ns < interval;
 }
 
+/* What reads from other agents, and questions to them: there is nothing of it in most turns. Returns when to look again. */
+static int64_t store_tick(struct worker *w)
+{
+	int64_t next;
+
+	if (dray_list_empty(&w->watched) && dray_list_empty(&w->directs) &&
+	    dray_list_empty(&w->readings))
+		return INT64_MAX;
+	next = silences_tick(w);
+	next = dray_min(next, directs_tick(w));
+	readings_check(w, false);
+	return next;
+}
+
 void worker_turn(struct worker *w, bool may_sleep)
 {
 	struct core *c = &w->core;
@@ -173,13 +187,12 @@ void worker_turn(struct worker *w, bool may_sleep)
 			more |= c->transports[i]->assist(c, c->transport_state[i]);
 	}
 	/* after the transports, which may have received something */
-	next = dray_min(next, silences_tick(w));
-	next = dray_min(next, directs_tick(w));
-	readings_check(w, false);
+	next = dray_min(next, store_tick(w));
 	transports_each(c, i, tick)
 		next = dray_min(next, c->transports[i]->tick(c, c->transport_state[i]));
 	/* after all that ends transfers */
-	keeps_check(w);
+	if (!dray_list_empty(&w->kept))
+		keeps_check(w);
 	more |= c->kicked;
 	rings_flush(w);
 	dray_spsc_flush(&w->events);

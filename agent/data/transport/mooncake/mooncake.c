@@ -61,12 +61,21 @@ static void mooncake_deinit(struct core *c, void *state)
 	free(m);
 }
 
+/* Without connections of such engines and to them, which is usual, a turn has nothing to do here. */
+static bool is_unused(const struct mooncake *m)
+{
+	return dray_list_empty(&m->conns) && dray_list_empty(&m->closed) &&
+	       dray_list_empty(&m->engines) && dray_list_empty(&m->over);
+}
+
 static bool mooncake_progress(struct core *c, void *state)
 {
 	struct mooncake *m = state;
 	int64_t budget = MOONCAKE_TURN_BYTES;
 	struct mooncake_conn *conn;
 
+	if (is_unused(m))
+		return false;
 	free_closed(m);
 	while ((conn = dray_list_pop(&m->parked, struct mooncake_conn, ready_link))) {
 		conn->parked = false;
@@ -121,6 +130,8 @@ static int64_t mooncake_tick(struct core *c, void *state)
 {
 	struct mooncake *m = state;
 
+	if (is_unused(m))
+		return INT64_MAX;
 	if (m->stall_ns != c->cfg.mooncake_stall_ns || m->idle_ns != c->cfg.mooncake_idle_ns) {
 		m->stall_ns = c->cfg.mooncake_stall_ns;
 		m->idle_ns = c->cfg.mooncake_idle_ns;
