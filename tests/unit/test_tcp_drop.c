@@ -184,14 +184,17 @@ static void test_revoke_read_head_not_sent(void **state)
 	assert_true(n > 0);
 }
 
-/* Frames of READs of the first n MiB, one each, in hand.payload. Their bytes. */
+/* The largest READs that are answered together. */
+#define JOINED (MIB / 4)
+
+/* Frames of n such READs, from the first byte on, in hand.payload. Their bytes. */
 static size_t reads_of(unsigned n)
 {
 	size_t bytes = 0;
 
 	for (unsigned i = 0; i < n; i++)
 		bytes += lab_frame(hand.payload + bytes, PMSG_FRAME_KIND_READ, i + 1, LAB_GRANT,
-				   &(struct pmsg_seg){ i * MIB, MIB }, 1);
+				   &(struct pmsg_seg){ i * JOINED, JOINED }, 1);
 	return bytes;
 }
 
@@ -215,9 +218,9 @@ static void test_revoke_reads_together(void **state)
 	drop(OBJECT_GRANT, false);
 	assert_int_equal(b->n_dropped, 0);
 	hand.lab.skew_ns -= 100 * DRAY_NS_PER_SEC;
-	hand_expect_answer(PMSG_FRAME_KIND_READ_DATA, 1, 0, MIB);
-	assert_true(lab_receive(&hand.lab, hand.fd, hand.payload, MIB));
-	assert_true(lab_equal(b, 0, hand.payload, MIB));
+	hand_expect_answer(PMSG_FRAME_KIND_READ_DATA, 1, 0, JOINED);
+	assert_true(lab_receive(&hand.lab, hand.fd, hand.payload, JOINED));
+	assert_true(lab_equal(b, 0, hand.payload, JOINED));
 	for (unsigned i = 2; i <= 4; i++)
 		hand_expect_answer(PMSG_FRAME_KIND_READ_DATA, i, DRAY_E_REVOKED, 0);
 	assert_int_equal(b->n_dropped, 1);
@@ -328,18 +331,18 @@ static void test_read_fault(void **state)
 static void test_reads_fault(void **state)
 {
 	hand_import_start(1, 0);
-	if (!lab_punch(b, MIB, 65536)) {
+	if (!lab_punch(b, JOINED, 65536)) {
 		hand_import_finish();
 		skip();
 	}
 	lab_send(&hand.lab, hand.fd, hand.payload, reads_of(4));
 	for (unsigned i = 0; i < 4; i++) {
 		hand_expect_answer(PMSG_FRAME_KIND_READ_DATA, i + 1,
-				   i == 1 ? DRAY_E_REGION_FAULT : 0, i == 1 ? 0 : MIB);
+				   i == 1 ? DRAY_E_REGION_FAULT : 0, i == 1 ? 0 : JOINED);
 		if (i == 1)
 			continue;
-		assert_true(lab_receive(&hand.lab, hand.fd, hand.payload, MIB));
-		assert_true(lab_equal(b, i * MIB, hand.payload, MIB));
+		assert_true(lab_receive(&hand.lab, hand.fd, hand.payload, JOINED));
+		assert_true(lab_equal(b, i * JOINED, hand.payload, JOINED));
 	}
 	assert_int_equal(b->n_faults, 1);
 	assert_int_equal(hand_grant()->users, 0);

@@ -3,7 +3,7 @@
  * The owning side: checks a peer's frames against its grants and answers them in order.
  *
  * Every frame enters a queue, and answers leave the front of the queue. At most one frame, `rx`, still
- * receives its payload or walks its ranges; the frames behind it wait. Large READs of one range of host memory
+ * receives its payload or walks its ranges; the frames behind it wait. READs of one range of host memory, of 16 to 256 KiB,
  * need no walk, so that several are answered in one system call. Payload in host memory is received and sent in
  * place. Payload in GPU memory is cut into chunks, each with a staging buffer: a WRITE's chunk
  * is received and then scattered, a READ's chunk is gathered and then sent. Most frames are one chunk.
@@ -261,7 +261,7 @@ static void take_frame(struct serve *v, const struct pmsg_frame *wire, uint32_t 
 		granted_hold(granted);
 		f->host = object_region(granted->region)->memory == REGION_HOST;
 	}
-	if (f->host && !write && f->length > SERVE_SMALL_READ)
+	if (f->host && !write && f->length > SERVE_SMALL_READ && f->length <= SERVE_JOINED_READ)
 		f->base = only_range(v, f);
 	if (!f->taken && !f->base)
 		v->rx = f;

@@ -14,6 +14,8 @@
 #define SERVE_QUEUE 32u
 /* READ answers up to this size are copied; above, to send from its place costs less than the copy. */
 #define SERVE_SMALL_READ 16384
+/* Those up to this size are sent several at once. Larger ones take no fewer system calls so, and a tenth more processor time. */
+#define SERVE_JOINED_READ (256 << 10)
 
 struct serve;
 
