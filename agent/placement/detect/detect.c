@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 
+#include "agent/placement/detect/pace.h"
 #include "agent/process/jobs.h"
 #include "agent/process/privilege.h"
 #include "lib/log.h"
@@ -18,13 +19,6 @@
 #define STACK_BYTES (8ul << 20)
 /* Pause between looks at the CPU limit. */
 #define QUOTA_NS (10 * DRAY_NS_PER_SEC)
-/*
- * While the number of TCP sockets stays, so many searches in a row are left out: as many sockets may have opened as closed. The
- * pause grows by an interval after each STEADY of them, up to PAUSE_INTERVALS_MAX.
- */
-#define SKIPPED_MAX 29
-#define STEADY 8
-#define PAUSE_INTERVALS_MAX 4u
 /* Longest pause between looks during a storm of events. */
 #define PAUSE_MAX_NS (200 * DRAY_NS_PER_MS)
 
@@ -42,12 +36,10 @@ struct detect {
 	/* of the job while it runs */
 	struct dray_job job;
 	struct nd_monitor *monitor;
-	bool looked; /* at least once */
-	int64_t listen_ns; /* when it last read the listening sockets; the control thread sets it if there is no need to */
+	bool looked;      /* at least once */
+	struct pace pace; /* the control thread sets it if there is no need to search */
 	struct dray_cpu_limits limits;
-	int64_t quota_ns;             /* when the CPU limit was last read, by either thread */
-	struct nd_socket_count count; /* just before it last read the listening sockets */
-	unsigned skipped;             /* searches that the control thread has left out since then */
+	int64_t quota_ns; /* when the CPU limit was last read, by either thread */
 	struct nd_scan *found;
 	struct dray_err scan_why; /* the scan failed */
 	bool listened;            /* `listeners` is valid */
@@ -95,18 +87,18 @@ static void scan_node(struct detect *d)
 static void scan_listeners(struct detect *d)
 {
 	const struct nd_scan *scan = d->found ? d->found : d->now;
+	struct nd_socket_count count;
 
-	d->listen_ns = dray_now().ns;
-	if (!scan || !d->deps.cfg->segment.listen_interval || !d->deps.listeners)
+	if (!scan || !d->deps.cfg->segment.listen_interval || !d->deps.listeners) {
+		pace_skipped(&d->pace, dray_now().ns);
 		return;
-	d->skipped = 0;
-	/* before the sockets, so that one that opens meanwhile makes it differ */
-	d->count = nd_socket_count_read(&d->counter);
+	}
+	count = nd_socket_count_read(&d->counter);
+	pace_searches(&d->pace, &count, dray_now().ns);
 	d->listened = nd_listeners_scan(&ND_SOURCE_LIVE, &scan->links, &d->deps.cfg->node.addresses,
 					false, &d->listeners, &d->listen_why) >= 0;
-	d->count.known &= d->listened;
-	/* the interval begins when the read has ended, however long that took */
-	d->listen_ns = dray_now().ns;
+	/* the pause begins when the search has ended, however long that took */
+	pace_searched(&d->pace, d->listened, dray_now().ns);
 }
 
 /* The CPU limit is in files, so it is not read each time. */
@@ -123,12 +115,9 @@ static void count_cpus(struct detect *d, bool all)
 	}
 }
 
-/* When the listening sockets are looked at next. */
 static int64_t due_ns(const struct detect *d)
 {
-	unsigned intervals = dray_min(1 + d->skipped / STEADY, PAUSE_INTERVALS_MAX);
-
-	return d->listen_ns + intervals * d->deps.cfg->segment.listen_interval;
+	return pace_due_ns(&d->pace, d->deps.cfg->segment.listen_interval);
 }
 
 static void look(struct dray_job *j)
@@ -267,18 +256,10 @@ static int handle_changes(sd_event_source *source, int fd, uint32_t events, void
 	return 0;
 }
 
-static bool search_is_due(const struct detect *d)
-{
-	struct nd_socket_count count = nd_socket_count_read(&d->counter);
-
-	return !nd_socket_count_equal(&count, &d->count) || d->skipped == SKIPPED_MAX;
-}
-
 /* The listening sockets are those of the last search. */
 static void skip_search(struct detect *d)
 {
-	d->skipped++;
-	d->listen_ns = dray_now().ns;
+	pace_skipped(&d->pace, dray_now().ns);
 	count_cpus(d, false);
 	report_cpus(d);
 	await_look(d);
@@ -287,12 +268,14 @@ static void skip_search(struct detect *d)
 static int handle_timer(sd_event_source *source, uint64_t usec, void *arg)
 {
 	struct detect *d = arg;
+	struct nd_socket_count count;
 
 	if (d->pausing) {
 		await_look(d);
 		return 0;
 	}
-	d->search = search_is_due(d);
+	count = nd_socket_count_read(&d->counter);
+	d->search = pace_must_search(&d->pace, &count);
 	if (d->search)
 		begin_look(d, false);
 	else

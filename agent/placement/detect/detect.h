@@ -3,7 +3,8 @@
  * Keeps the scan of netdetect current. A thread scans, because opening a device can take long, and scans again when the
  * kernel reports changes; the control thread gets each result. The kernel does not report listening sockets, so every
  * segment.listen_interval the control thread compares the number of TCP sockets with that of the last read. The thread reads the
- * listening sockets if it differs, and after thirty comparisons in any case. While it stays, the pause grows to four intervals.
+ * listening sockets if it differs, and after thirty comparisons in any case. While it stays, the pause grows with that time, to four
+ * intervals.
  */
 #pragma once
 
