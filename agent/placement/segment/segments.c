@@ -10,6 +10,7 @@
 #include "lib/log.h"
 #include "schema/gen/errors.h"
 
+/* A sweep waits up to twice as long, for a wake-up of the loop with another reason. */
 #define SWEEP_NS (5 * DRAY_NS_PER_SEC)
 #define SAVE_NS (3600 * DRAY_NS_PER_SEC)
 
@@ -89,7 +90,7 @@ static int start(struct segments *ss, struct dray_err *reterr)
 		r = segments_decide_init(ss);
 	if (r >= 0)
 		r = sd_event_add_time(d->event, &ss->sweep, CLOCK_MONOTONIC,
-				      (uint64_t)(dray_now().ns + SWEEP_NS) / 1000, 1000000,
+				      (uint64_t)(dray_now().ns + SWEEP_NS) / 1000, SWEEP_NS / 1000,
 				      on_sweep, ss);
 	if (r < 0)
 		return dray_err_set(reterr, r, DRAY_E_NO_MEMORY, "segments: %s",
