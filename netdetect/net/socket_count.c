@@ -3,7 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -30,18 +30,23 @@ static bool read_count(int fd, const char *line, unsigned *ret)
 	char text[TEXT_BYTES];
 	ssize_t n = pread(fd, text, sizeof(text) - 1, 0);
 	const char *found;
+	char *end;
 
 	text[n > 0 ? n : 0] = '\0';
 	found = strstr(text, line);
-	return found && sscanf(found + strlen(line), " inuse %u", ret) == 1;
+	if (!found)
+		return false;
+	found += strlen(line);
+	*ret = (unsigned)strtoul(found, &end, 10);
+	return end != found;
 }
 
 struct nd_socket_count nd_socket_count_read(const struct nd_socket_counter *c)
 {
 	struct nd_socket_count now = { .known = true };
 
-	if (!read_count(c->fd4, "TCP:", &now.v4) ||
-	    (!c->v6_absent && !read_count(c->fd6, "TCP6:", &now.v6)))
+	if (!read_count(c->fd4, "TCP: inuse ", &now.v4) ||
+	    (!c->v6_absent && !read_count(c->fd6, "TCP6: inuse ", &now.v6)))
 		return (struct nd_socket_count){ .known = false };
 	return now;
 }
