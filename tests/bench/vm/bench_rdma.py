@@ -27,6 +27,7 @@ from harness import MIB, until  # noqa: E402
 # figures of an emulated machine vary by a factor of two and more between rounds, so more rounds are needed
 PAIRS = max(5, int(os.environ.get("DRAY_BENCH_PAIRS", "9")))
 QPS = 2  # for bulk, of each rail
+MESSAGES_MIN = 5  # of a queue pair: perftest's least number
 TRIES = 5
 # the emulator needs more time for a window of packets than a network
 TIMEOUT = 19  # of queue pairs: 4.096 us * 2^19, about two seconds
@@ -57,9 +58,8 @@ def last_numbers(text):
     return [float(x) for x in row.split()]
 
 
-def bandwidth(program, rails, size, total):
-    """Bytes per second, summed over all rails."""
-    n = max(8, total // size // QPS // len(rails))
+def bandwidth(program, rails, size, n):
+    """Bytes per second, summed over all rails. Each queue pair moves n messages."""
     for _ in range(TRIES):
         out = perftest(program, rails, "-s", size, "-q", QPS, "-n", n)
         rates = [last_numbers(text)[3] for text in out]
@@ -109,16 +109,18 @@ class Agents:
 
 
 def compare(records, agents, way, name, size, batch, depth, total, target):
+    """perftest moves as many bytes on each rail as dray."""
     program = f"ib_{way}_bw"
     rails = len(agents.rails)
+    n = max(MESSAGES_MIN, total // size // QPS // rails)
 
     def run(tools):
         for tool in tools:
-            tool.tell("run", total // size // rails)
+            tool.tell("run", n * QPS)
         return sum(c.rate(tool.hear()) for tool in tools)
 
     with agents.clients(size, batch, depth, "--no-spin", *["--write"] * (way == "write")) as tools:
-        ours, bare, ratio, spread = c.pairs(lambda: bandwidth(program, agents.rails, size, total), lambda: run(tools), PAIRS)
+        ours, bare, ratio, spread = c.pairs(lambda: bandwidth(program, agents.rails, size, n), lambda: run(tools), PAIRS)
     records.add(f"{way} {name}, {rails} rail{'s' * (rails > 1)}", ours / 1e6, "MB/s", ceiling_name=f"{program} -s {size} -q {QPS}",
                 ceiling=bare / 1e6, ratio=ratio, target=target and (">=", target), spread=spread)
 
