@@ -703,7 +703,7 @@ const struct dray_config_key dray_config_keys[DRAY_CONFIG_KEY_N] = {
 	  CONFIG_MEMBER(transfer.slice_size), .def = "1MiB",
 	  .allowed = "\"64KiB\" to \"16MiB\"",
 	  .min = INT64_C(65536), .max = INT64_C(16777216),
-	  .doc = "Largest slice; also the quantum of the deficit round robin." },
+	  .doc = "Largest slice, but for a last one that is up to 1/64 longer; also the quantum of the deficit round robin." },
 	{ .path = "transfer.slice_timeout", .section = "transfer", .name = "slice_timeout",
 	  .env = "DRAY_TRANSFER_SLICE_TIMEOUT", .type = DRAY_CONFIG_DURATION,
 	  CONFIG_MEMBER(transfer.slice_timeout), .def = "5s",

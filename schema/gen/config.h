@@ -764,7 +764,10 @@ struct dray_config {
 		int64_t slices_in_flight; /* Whole slices in flight on one stream. */
 	} tcp;
 	struct {
-		/* Largest slice; also the quantum of the deficit round robin. */
+		/*
+		 * Largest slice, but for a last one that is up to 1/64 longer; also the quantum of
+		 * the deficit round robin.
+		 */
 		int64_t slice_size;
 		/* Time after which the stream of a slice without an answer is torn down. */
 		int64_t slice_timeout;

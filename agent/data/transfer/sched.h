@@ -21,8 +21,8 @@ static inline bool channel_pending(const struct channel *ch)
 
 /*
  * The next slice for this channel, of at most max_bytes (0: the configured slice size, which is also the quantum of the round
- * robin, and a few bytes more if those are the last ones). NULL: nothing to send, sessions at their limit, or no memory. The transport holds the slice and ends it
- * with xfer_slice_done() exactly once.
+ * robin, and a few bytes more if those are the last ones). NULL: nothing to send, sessions at their limit, or no memory. The
+ * transport holds the slice and ends it with xfer_slice_done() exactly once.
  */
 struct slice *sched_next(struct core *c, struct channel *ch, uint64_t max_bytes);
 
