@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "agent/store/disk/disk.h"
+#include "lib/assert.h"
 #include "lib/time.h"
 #include "tests/unit/cm.h"
 /* after cmocka, because it uses cmocka's assertions */
@@ -53,6 +54,8 @@ static _Atomic int faults[DISK_CALL_N];
 /* The next write stops before it begins: it posts `stopped`, and waits for `go_on`. */
 static _Atomic bool stop_next;
 static sem_t stopped, go_on;
+/* Before an extension fails, the file gets a part of it. */
+static _Atomic bool extends_part;
 
 /* No memory for a timer. */
 static bool no_timers;
@@ -96,6 +99,14 @@ static void let_commits_fail(int after)
 	good_commits = after;
 }
 
+static void extend_first_segment(void)
+{
+	char path[128];
+
+	snprintf(path, sizeof(path), "%s/segment-%08x", cm_dir, 1);
+	dray_assert(truncate(path, SEGMENT_BYTES / 2) == 0);
+}
+
 static int fault(enum disk_call call)
 {
 	int r = call == DISK_CALL_COMMIT ? fault_of_commit() : 0;
@@ -106,6 +117,8 @@ static int fault(enum disk_call call)
 		sem_post(&stopped);
 		sem_wait(&go_on);
 	}
+	if (call == DISK_CALL_EXTEND && extends_part)
+		extend_first_segment();
 	return atomic_load(&faults[call]);
 }
 
@@ -444,14 +457,14 @@ static void wait_for_files(unsigned n)
 		turn();
 }
 
-/* Segment 2 is made when segment 1 is half full; objects do not wait for it. */
+/* Segment 2 is made when segment 1 is half full. */
 static void make_next(void)
 {
 	assert_int_equal(put(0, 1, SEGMENT_BYTES / 4), DISK_OK);
 	assert_int_equal(files(), 1);
 	assert_int_equal(put(1, 1, SEGMENT_BYTES / 4), DISK_OK);
-	wait_for_files(2);
-	assert_int_equal(file_bytes(2), SEGMENT_BYTES);
+	while (files() != 2 || file_bytes(2) != SEGMENT_BYTES)
+		turn();
 }
 
 static void test_next_segment(void **state)
@@ -528,17 +541,30 @@ static void test_next_segment_on_a_crowded_file_system(void **state)
 	check_all();
 }
 
-/* A sixteenth of the room, or less, is no error. */
+/* A next segment without blocks is dropped, and made again when objects need it. */
 static void test_no_room_for_the_next_segment(void **state)
 {
 	faults[DISK_CALL_EXTEND] = -ENOSPC;
 	for (unsigned i = 0; i < 6; i++)
 		assert_int_equal(put(i, 1, SEGMENT_BYTES / 4), DISK_OK);
+	wait_for_files(2);
 	assert_int_equal(rig.state, DISK_STATE_OK);
 	check_all();
 	restart();
 	assert_int_equal(files(), 2);
 	assert_int_equal(rig.found, 6);
+}
+
+/* The kernel allocates what a quota leaves, and then fails. */
+static void test_part_of_the_blocks_ahead(void **state)
+{
+	faults[DISK_CALL_EXTEND] = -EDQUOT;
+	extends_part = true;
+	assert_int_equal(put(0, 1, 5000), DISK_OK);
+	extends_part = false;
+	assert_int_equal(file_bytes(1), 2 * DISK_BLOCK);
+	assert_int_equal(rig.state, DISK_STATE_OK);
+	check_all();
 }
 
 static void test_room_for_a_part_of_a_segment(void **state)
@@ -1268,6 +1294,7 @@ int main(void)
 		TEST(test_next_segment_after_an_error),
 		TEST(test_next_segment_on_a_crowded_file_system),
 		TEST(test_no_room_for_the_next_segment),
+		TEST(test_part_of_the_blocks_ahead),
 		TEST(test_room_for_a_part_of_a_segment),
 		TEST(test_blocks_ahead_when_killed),
 		TEST(test_file_system_without_blocks_ahead),

@@ -63,7 +63,7 @@ static void run_batch(struct dray_job *j)
 		b->result = index_commit(d, &b->requests, b->rates, &b->why);
 	if (!b->result)
 		commit_punch(&b->requests);
-	b->crowded = segment_is_crowded(d);
+	b->lacks_room = segment_lacks_room(d);
 }
 
 static void let_go(struct disk *d, struct disk_request *r)
@@ -135,7 +135,7 @@ static void batch_done(struct dray_job *j)
 		d->saved = *b->rates;
 	if (result)
 		disk_failed(d, result, &b->why);
-	if (b->crowded)
+	if (b->lacks_room)
 		segment_drop_next(d);
 	dray_list_splice(&requests, &b->requests);
 	while ((r = dray_list_pop(&requests, struct disk_request, link))) {

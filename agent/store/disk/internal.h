@@ -43,7 +43,7 @@ struct disk_batch {
 	struct dray_list requests;      /* in order */
 	const struct disk_rates *rates; /* NULL: the index has them */
 	int result;
-	bool crowded; /* the file system has room for no further segment */
+	bool lacks_room; /* the file system has less free than a segment */
 	struct dray_err why;
 };
 
@@ -130,8 +130,8 @@ struct disk_segment *segment_next(struct disk *d);
 void segment_prepare_next(struct disk *d);
 /* Its blocks are needed elsewhere. */
 void segment_drop_next(struct disk *d);
-/* Blocks. */
-bool segment_is_crowded(const struct disk *d);
+/* The file system has less free than a segment. Blocks. */
+bool segment_lacks_room(const struct disk *d);
 /* Gives the blocks beyond its objects back. Blocks. */
 void segment_trim(struct disk_segment *s);
 

@@ -133,12 +133,15 @@ static void extend_locked(struct disk_segment *s, uint64_t end)
 
 	if (!bytes)
 		return;
-	/* A call that fails may have extended the file by a part. */
 	s->extended = true;
-	if (!r && fallocate(s->fd, 0, (off_t)s->allocated, (off_t)bytes) == 0)
+	if (!r && fallocate(s->fd, 0, (off_t)s->allocated, (off_t)bytes) == 0) {
 		s->allocated += bytes;
-	else
-		s->sealed = true;
+		return;
+	}
+	s->sealed = true;
+	/* A call that fails may have taken all that a quota leaves, which the index needs. The next start gives it back if this fails, too. */
+	if (ftruncate(s->fd, (off_t)dray_max(s->allocated, s->begun)) == 0)
+		s->extended = s->allocated > s->begun;
 }
 
 void segment_extend(struct disk_segment *s, uint64_t end)
@@ -201,7 +204,7 @@ void segment_rest(struct disk_segment *s)
 /* --- the next segment ------------------------------------------------------------------------------ */
 
 /* Its file and blocks, and that its name is on disk, for which the first batch with its objects would wait. */
-static int prepare(struct disk_segment *s)
+static int make_file(struct disk_segment *s)
 {
 	int r = segment_open(s);
 
@@ -225,7 +228,7 @@ static void run_preparation(struct dray_job *j)
 {
 	struct disk_segment *s = dray_container_of(j, struct disk_segment, preparation);
 
-	s->prepared = prepare(s);
+	s->prepared = make_file(s);
 }
 
 /* Without room it is made when objects need it; an error there is one of the disk, not one here. */
@@ -267,7 +270,7 @@ void segment_drop_next(struct disk *d)
 		segment_drop_if_empty(s);
 }
 
-bool segment_is_crowded(const struct disk *d)
+bool segment_lacks_room(const struct disk *d)
 {
 	struct statvfs fs;
 
