@@ -72,13 +72,21 @@ static struct xfer *flow_shortest(const struct flow *f)
 	return first ? dray_container_of(first, struct xfer, rank) : NULL;
 }
 
+/* The most bytes of a slice that ends its transfer. */
+static uint64_t last_slice(uint64_t slice_size)
+{
+	return dray_min(slice_size + slice_size / REMAINDER, (uint64_t)PMSG_FRAME_BYTES_MAX);
+}
+
 /*
  * Ranks the transfer by the slices that its rest needs. Those that need as many stay in their order of arrival, because to
  * overtake another one saves less than a slice, and clients expect small transfers in their order. 0 or -ENOMEM.
  */
 static int rank(struct flow *f, struct xfer *x, uint64_t slice_size)
 {
-	uint64_t slices = x->left / slice_size + (x->left % slice_size != 0);
+	uint64_t last = last_slice(slice_size);
+	uint64_t more = x->left > last ? (x->left - last + slice_size - 1) / slice_size : 0;
+	uint64_t slices = more + (x->left != 0);
 	uint64_t arrival = (uint64_t)x->rank.key & ARRIVAL_MASK;
 
 	return dray_heap_set(&f->ranks, &x->rank,
@@ -90,7 +98,7 @@ static int join(struct flow *f, struct xfer *x, uint64_t slice_size)
 	x->rank.key = (int64_t)(f->arrivals++ & ARRIVAL_MASK);
 	if (rank(f, x, slice_size) < 0)
 		return -ENOMEM;
-	if (x->left > slice_size)
+	if (x->left > last_slice(slice_size))
 		dray_list_add(&f->turns, &x->flow_link);
 	x->flow = f;
 	return 0;
@@ -132,7 +140,7 @@ static void flow_charge(struct flow *f, struct xfer *x, int64_t cost, uint64_t s
 	} else {
 		f->owed = dray_min(f->owed, (int64_t)0);
 	}
-	if (x->left <= slice_size)
+	if (x->left <= last_slice(slice_size))
 		dray_list_del(&x->flow_link);
 	/* it has fewer bytes left than when it joined, and its node stays in the heap: this cannot fail */
 	rank(f, x, slice_size);
@@ -366,7 +374,7 @@ static uint64_t next_bytes(const struct core *c, const struct xfer *x, uint64_t 
 
 	if (max_bytes)
 		return dray_min(ready, max_bytes);
-	if (ready == x->left && ready <= PMSG_FRAME_BYTES_MAX && ready <= size + size / REMAINDER)
+	if (ready == x->left && ready <= last_slice(size))
 		return ready;
 	return dray_min(ready, size);
 }
