@@ -2,12 +2,14 @@
 """Calls into the library, and waiting for what they start.
 
 Any thread may use a client and its objects. All calls into the library that touch the
-session keep the interpreter lock, and do not block. A thread that waits does so in three steps:
+session keep the interpreter lock, and do not block, but for the first step of a wait. A thread that
+waits does so in three steps:
 
 1. It waits inside the library for up to 1 ms with the interpreter lock held. Most transfers, and most
    requests to the store, end within that time, and to take the lock again costs up to 5 ms beside a
    thread that computes. The step is left out for what is evidently long: transfers with a wait word,
-   and while recent waits of this client took longer. Other Python threads stand still meanwhile.
+   and while recent waits of this client for the same kind of request took longer. Other Python
+   threads stand still meanwhile.
 2. If no other thread polls the session's descriptor, this one does, without the interpreter lock. It
    delivers the completions of all requests.
 3. Otherwise it sleeps on a lock of its own, which is released when its request ends. The polling
@@ -40,6 +42,7 @@ from . import errors
 from .pending import Pending
 
 _HOLD_MS = 1  # longest wait with the interpreter lock held
+_HOLDS = 2  # kinds of requests with such waits: transfers, and those to the store
 _HOLDERS_MAX = 8  # with more waiting threads, none waits with the interpreter lock held
 _MISSES_MAX = 8  # waits in a row that took longer than step 1, after which it is left out 63 times
 
@@ -83,7 +86,7 @@ class Waiting:
         self._results: list[_Result] = []
         self._pending: dict[int, Pending[Any]] = {}
         self._batches: dict[int, Any] = {}  # by thread
-        self._skip = self._misses = 0
+        self._skip, self._misses = [0] * _HOLDS, [0] * _HOLDS
         self._lead = threading.Lock()  # held by the thread that polls the descriptor
         self._leader = 0
         self._led: Pending[Any] | None = None  # what the polling thread waits for; None: anything
@@ -213,18 +216,19 @@ class Waiting:
             timeout = arguments.timeout(timeout)
         if self._batches and not pending._id:
             self._flush_batches(pending)
-        if pending._is_short:
-            if self._skip:
-                self._skip -= 1
+        holds = pending._holds
+        if holds is not None:
+            if self._skip[holds]:
+                self._skip[holds] -= 1
             elif (timeout is None or timeout >= 0.001) and \
-                    len(self._sleeping) <= _HOLDERS_MAX and self._hold(pending):
+                    len(self._sleeping) <= _HOLDERS_MAX and self._hold(pending, holds):
                 return
         ends = None if timeout is None else time.monotonic() + timeout
         if not self._until(pending, ends):
             raise errors.Timeout(f"{pending!r} has not ended in {timeout} s", handle=pending._id,
                                  fix="Wait again, or cancel it.")
 
-    def _hold(self, pending: Pending[Any]) -> bool:
+    def _hold(self, pending: Pending[Any], holds: int) -> bool:
         """Step 1: waits a short time with the interpreter lock held. True if the request has ended."""
         try:
             result = self._results.pop()
@@ -237,14 +241,14 @@ class Waiting:
             self._handle()
             raise
         if code == 0:
-            self._misses = 0
+            self._misses[holds] = 0
             self._pending.pop(pending._key, None)
             pending._complete(result.c)
             self._took()
         elif code == _TIMEOUT:
             # one that takes long may be chance; several in a row are not
-            self._misses = min(self._misses + 1, _MISSES_MAX)
-            self._skip = (1 << max(self._misses - 2, 0)) - 1
+            misses = self._misses[holds] = min(self._misses[holds] + 1, _MISSES_MAX)
+            self._skip[holds] = (1 << max(misses - 2, 0)) - 1
         self._results.append(result)
         return pending._ended
 

@@ -51,7 +51,7 @@ class Pending(Generic[T]):
                  "_undo", "_value")
 
     ends_quietly = False  # without an error when the client is closed
-    _is_short = False  # it mostly ends within the first step of a wait
+    _holds: int | None = None  # which kind's first step of a wait it has; None: none
 
     def __init__(self, client: Session, convert: Callable[[Any], T] | None = None,
                  undo: Callable[[T], object] | None = None) -> None:
@@ -234,7 +234,7 @@ class Lending(Pending[T]):
 class Transfer(Lending[Done]):
     """A transfer; result() returns a Done. While it is in flight, it keeps its region and its remote alive."""
 
-    __slots__ = ("_is_short", "_local", "_remote")
+    __slots__ = ("_holds", "_local", "_remote")
 
     def __init__(self, client: Session, local: Region, remote: Remote, is_long: bool) -> None:
         # as Pending.__init__(), without the call, and without what _complete() here does not use
@@ -244,7 +244,7 @@ class Transfer(Lending[Done]):
         self._value: Any = None
         self._error: errors.Error | None = None
         self._callbacks: list[Callable[[Any], object]] = []
-        self._local, self._remote, self._is_short = local, remote, not is_long
+        self._local, self._remote, self._holds = local, remote, None if is_long else 0
 
     def cancel(self, *, wait: bool = True) -> bool:
         """Stops the transfer, which then ends with errors.Cancelled, or as it ended before.

@@ -241,7 +241,7 @@ class _Batch(Lending[Any]):
     """An error of the copy has the results, too: error.results."""
 
     __slots__ = ()
-    _is_short = True
+    _holds = 1
 
     def _complete(self, c: Any) -> None:
         if not c.status:
