@@ -56,11 +56,12 @@ unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPATH := $(CURDIR)/client/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 .PHONY: $(addprefix check-,$(STAGES) $(UNITS) $(BESIDE)) check check-long
+# The recipe begins with +, because make does not see there that this runs it.
 stages = $(CHECK) stages $(foreach s,$(1),$(s) $(BUDGET_$(s))) -- $(MAKE) $(SUB)
 check:
 	@scripts/deps check
 	@$(CHECK) start
-	@$(foreach s,$(STAGES),$(call stages,$(s));) $(call stages,$(UNITS)); $(call stages,$(BESIDE)); $(CHECK) finish
+	+@$(foreach s,$(STAGES),$(call stages,$(s));) $(call stages,$(UNITS)); $(call stages,$(BESIDE)); $(CHECK) finish
 
 check-long: export DRAY_LONG := 1
 check-long:
