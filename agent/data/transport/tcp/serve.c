@@ -3,8 +3,8 @@
  * The owning side: checks a peer's frames against its grants and answers them in order.
  *
  * Every frame enters a queue, and answers leave the front of the queue. At most one frame, `rx`, still
- * receives its payload or walks its ranges; the frames behind it wait. READs of one range of host memory, of 16 to 256 KiB,
- * need no walk, so that several are answered in one system call. Payload in host memory is received and sent in
+ * receives its payload or walks its ranges; the frames behind it wait. READs of 16 to 256 KiB from one range of
+ * host memory are not walked, so that several are answered in one system call. Payload in host memory is received and sent in
  * place. Payload in GPU memory is cut into chunks, each with a staging buffer: a WRITE's chunk
  * is received and then scattered, a READ's chunk is gathered and then sent. Most frames are one chunk.
  * While the GPU copies, further frames are received. A frame that gets no buffer blocks the frames behind it.

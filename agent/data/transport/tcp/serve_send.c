@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Answers collect in an output buffer, which is sent after the received frames are handled: many acknowledgements or
- * small READ answers (copied into the buffer) go in one system call. So do large READ answers of one range each, with the
- * payload from its place behind each head. Another large answer is the last of its call. A peer that does not read its
- * answers is not served.
+ * small READ answers (copied into the buffer) go in one system call. So do READ answers of one range each up to
+ * SERVE_JOINED_READ, with the payload from its place behind each head. Another answer is the last of its call. A peer that
+ * does not read its answers is not served.
  */
 #include <errno.h>
 #include <stdlib.h>
