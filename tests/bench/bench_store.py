@@ -349,22 +349,20 @@ def beside_mooncake(records, ours, gets, theirs, name, size, count):
             "by Python": ([*agents, os.getpid()], n, lambda: seconds(ours.get, n)),
             "by C": ([*agents, gets.tool.pid], k, lambda: gets.times("get", k) * k),
             "dray's transfer": ([*agents, gets.tool.pid], k, lambda: gets.times("read", k) * k)}
-    used, moved, rounds = dict.fromkeys(ways, 0), dict.fromkeys(ways, 0), []
-    for i in range(c.PAIRS):
-        rates = {}
-        for way in sorted(ways, reverse=i % 2):
-            pids, times, run = ways[way]
-            before = c.cpu_seconds(*pids)
-            rates[way] = times * size * count / run() / 1e9
-            used[way] += c.cpu_seconds(*pids) - before
-            moved[way] += times * size * count / 1e9
-        rounds.append(rates)
-    other = statistics.median(r["Mooncake Store"] for r in rounds)
+    used, moved = dict.fromkeys(ways, 0), dict.fromkeys(ways, 0)
+
+    def measured(way):
+        pids, times, run = ways[way]
+        gigabytes, before = times * size * count / 1e9, c.cpu_seconds(*pids)
+        rate = gigabytes / run()
+        used[way] += c.cpu_seconds(*pids) - before
+        moved[way] += gigabytes
+        return rate
+
+    done = c.rounds({way: lambda way=way: measured(way) for way in ways})
     for way in list(ways)[1:]:
-        spread = [r[way] / r["Mooncake Store"] for r in rounds]
-        target = None if way == "dray's transfer" else 2 if count > 1 else 3
-        records.add(f"{name}, {way}, beside Mooncake", statistics.median(r[way] for r in rounds), "GB/s", ceiling_name="Mooncake Store", ceiling=other,
-                    ratio=statistics.median(spread), target=target and (">=", target), spread=spread)
+        target = None if way == "dray's transfer" else (">=", 2 if count > 1 else 3)
+        c.add_beside(records, done, f"{name}, {way}, beside Mooncake", way, "GB/s", "Mooncake Store", "Mooncake Store", target)
     other = used["Mooncake Store"] / moved["Mooncake Store"]
     for way in list(ways)[1:]:
         own = used[way] / moved[way]
@@ -380,25 +378,14 @@ def lone(records, gets):
     gets.put(SMALL, 1)
     n = c.sized(gets.tool, 64, "get")
     with c.Tool("ceiling_chain", "--size", SMALL) as chain:
-        ways = {"get": lambda: gets.times("get", n), "read": lambda: gets.times("read", n), "chain": lambda: seconds(lambda: chain.ask("trip", n), 1) / n}
-        if gets.redis:
-            ways["redis"] = lambda: gets.times("redis", n)
-        rounds = []
-        for i in range(c.PAIRS):
-            order = sorted(ways, reverse=i % 2)
-            order = order[i % len(order):] + order[:i % len(order)]
-            rounds.append({way: ways[way]() * 1e6 for way in order})
-
-    def add(name, way, other, ceiling_name, target=None):
-        spread = [r[way] / r[other] for r in rounds]
-        us, ceiling = (statistics.median(r[w] for r in rounds) for w in (way, other))
-        records.add(name, us, "us", ceiling_name=ceiling_name, ceiling=ceiling, ratio=statistics.median(spread), target=target, spread=spread)
-
-    add("GET from another agent, lone 4 KiB", "get", "read", "dray's transfer of these bytes")
-    add("the same, beside a bare chain of its wake-ups", "get", "chain", "bare chain")
+        ways = {word: lambda word=word: gets.times(word, n) * 1e6 for word in ("get", "read", *["redis"] * gets.redis)}
+        ways["chain"] = lambda: seconds(lambda: chain.ask("trip", n), 1) / n * 1e6
+        done = c.rounds(ways)
+    c.add_beside(records, done, "GET from another agent, lone 4 KiB", "get", "us", "read", "dray's transfer of these bytes")
+    c.add_beside(records, done, "the same, beside a bare chain of its wake-ups", "get", "us", "chain", "bare chain")
     if gets.redis:
-        add("the same, beside redis", "get", "redis", "redis over TCP", ("<=", 1))
-        add("a bare chain of the wake-ups, beside redis", "chain", "redis", "redis over TCP")
+        c.add_beside(records, done, "the same, beside redis", "get", "us", "redis", "redis over TCP", ("<=", 1))
+        c.add_beside(records, done, "a bare chain of the wake-ups, beside redis", "chain", "us", "redis", "redis over TCP")
 
 
 def get_preferred(records, ours, name, size, count):

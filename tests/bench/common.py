@@ -160,16 +160,26 @@ def sized(tool, guess, word="run"):
 def against_transfer(records, remote, name, unit=("GB/s", 1e9), n=None):
     """GETs of what bench_remote has put at the other agent, beside its transfers of these bytes, without and with a CRC-32C afterwards."""
     times = sized(remote, 1, "get")
-    rounds = []
+    done = rounds({word: lambda word=word: rate(remote.ask(word, times)) / unit[1] for word in ("get", "check", "read")}, n)
+    add_beside(records, done, f"GET from another agent, {name}", "get", unit[0], "read", "dray's transfer of these bytes", (">=", 0.85))
+    add_beside(records, done, f"the same, {name}", "get", unit[0], "check", "the transfer, then CRC-32C", (">=", 0.85))
+
+
+def rounds(ways, n=None):
+    """Interleaved rounds of several functions, by name: what each returned, for each round. Their order changes."""
+    done = []
     for i in range(n or PAIRS):
-        words = ("read", "check", "get") if i % 2 else ("get", "check", "read")
-        rounds.append({word: rate(remote.ask(word, times)) for word in words})
-    got, bare, checked = (statistics.median(r[word] for r in rounds) / unit[1] for word in ("get", "read", "check"))
-    for what, ceiling_name, word, ceiling, target in (
-            (f"GET from another agent, {name}", "dray's transfer of these bytes", "read", bare, (">=", 0.85)),
-            (f"the same, {name}", "the transfer, then CRC-32C", "check", checked, (">=", 0.85))):
-        spread = [r["get"] / r[word] for r in rounds]
-        records.add(what, got, unit[0], ceiling_name=ceiling_name, ceiling=ceiling, ratio=statistics.median(spread), target=target, spread=spread)
+        order = list(ways)[::-1 if i % 2 else 1]
+        at = i // 2 % len(order)
+        done.append({way: ways[way]() for way in order[at:] + order[:at]})
+    return done
+
+
+def add_beside(records, done, name, way, unit, other, ceiling_name, target=None):
+    """Records one of the functions of rounds() beside another one: their medians, and that of the rounds' ratios."""
+    spread = [r[way] / r[other] for r in done]
+    ours, ceiling = (statistics.median(r[w] for r in done) for w in (way, other))
+    records.add(name, ours, unit, ceiling_name=ceiling_name, ceiling=ceiling, ratio=statistics.median(spread), target=target, spread=spread)
 
 
 def pairs(ceiling, ours, n=None):
