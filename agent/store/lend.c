@@ -2,7 +2,7 @@
 /*
  * Objects that other agents read. The checksum of an object is computed when it is lent for the first time, so that a PUT does not pay
  * for what no other agent may ask for. A lookup by the control thread computes that of a few bytes in the call itself, else the thread of
- * the store does. store_find() computes it on the worker that sends the object: of at most 1 MiB, as much as a stream sends in a turn.
+ * the store does. A worker that sends an object has store_lent_sum() compute it, as much in a turn as a stream sends in one.
  */
 #include <errno.h>
 #include <stdatomic.h>
@@ -17,12 +17,6 @@
 #define LOADS_MAX 64
 /* Longest cost that is told. */
 #define COST_MAX 4000000000u
-
-/* A checksum that is computed in turns. Zeroed before the first one. */
-struct summing {
-	uint64_t at;
-	uint32_t crc;
-};
 
 struct store_loan {
 	struct dray_job job;
@@ -310,24 +304,28 @@ enum dmsg_store_status store_find(struct store *s, struct dray_str space, struct
 				  uint64_t most, uint64_t *held, struct store_lent *ret)
 {
 	enum dmsg_store_status status;
-	struct sum_part sum;
 
 	*ret = (struct store_lent){ .bytes = 0 };
 	pthread_mutex_lock(&s->lock);
 	status = find_hold(s, space, key, most, held, ret);
-	if (!status)
-		sum = *sum_part(ret->object);
+	if (!status && sum_part(ret->object)->known)
+		ret->sum = (struct summing){ ret->bytes, sum_part(ret->object)->crc };
 	pthread_mutex_unlock(&s->lock);
-	if (status)
-		return status;
-	if (!sum.known) {
-		sum = (struct sum_part){ dray_crc32c(0, ret->p, ret->bytes), true };
-		pthread_mutex_lock(&s->lock);
-		*sum_part(ret->object) = sum;
-		pthread_mutex_unlock(&s->lock);
-	}
-	ret->crc = sum.crc;
 	return status;
+}
+
+bool store_lent_sum(struct store_lent *f, uint64_t *turn)
+{
+	struct store *s = store_of(f->object);
+
+	if (f->sum.at == f->bytes)
+		return true;
+	if (!sum_go_on(&f->sum, f->object, turn))
+		return false;
+	pthread_mutex_lock(&s->lock);
+	*sum_part(f->object) = (struct sum_part){ f->sum.crc, true };
+	pthread_mutex_unlock(&s->lock);
+	return true;
 }
 
 void store_lent_end(struct store_lent *f)

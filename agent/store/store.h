@@ -284,6 +284,12 @@ struct store_asker {
 
 /* Other agents read objects of name spaces with a name. */
 bool store_lends(const struct store *s);
+/* A checksum that is computed in turns. Zeroed before the first one. */
+struct summing {
+	uint64_t at; /* it is that of the bytes before */
+	uint32_t crc;
+};
+
 /*
  * Holds an object in memory, of at most `most` bytes, for another agent, whose owner may use the name space (store_may_use()), until
  * store_lent_end(). Busy: there is one that is not in memory, is larger, or may not be lent now. held: bytes that this agent holds so,
@@ -294,10 +300,13 @@ struct store_lent {
 	uint64_t *held;
 	uint8_t *p;
 	uint64_t bytes;
-	uint32_t crc, cost_us;
+	uint32_t cost_us;
+	struct summing sum; /* of its bytes */
 };
 enum dmsg_store_status store_find(struct store *s, struct dray_str space, struct store_key key,
 				  uint64_t most, uint64_t *held, struct store_lent *ret);
+/* Goes on with the checksum for at most *turn bytes, which are then fewer. False: there are more. It may be known from the start. */
+bool store_lent_sum(struct store_lent *f, uint64_t *turn);
 void store_lent_end(struct store_lent *f);
 /* What other agents hold now, by store_find() and in loans; whole granules. */
 uint64_t store_lent_bytes(struct store *s);

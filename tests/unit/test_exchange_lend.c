@@ -448,6 +448,38 @@ static void test_share_of_finders(void **state)
 	assert_int_equal(store_totals(rig.s.store).lent, 0);
 }
 
+/* The checksum of what a worker sends is computed in turns, and known to all from then on. */
+static void test_sum_of_finders(void **state)
+{
+	uint64_t held = 0, turn;
+	struct store_lent first, second;
+	unsigned n = 0;
+
+	put(0, MIB);
+	assert_int_equal(find(0, &held, &first), DMSG_STORE_STATUS_OK);
+	assert_int_equal(find(0, &held, &second), DMSG_STORE_STATUS_OK);
+	do {
+		turn = 300000;
+		n++;
+	} while (!store_lent_sum(&first, &turn));
+	assert_int_equal(n, MIB / 300000 + 1);
+	assert_int_equal(turn, n * 300000 - MIB);
+	assert_int_equal(first.sum.crc, dray_crc32c(0, first.p, MIB));
+	/* it was found before the sum was known */
+	turn = UINT64_MAX;
+	assert_int_equal(second.sum.at, 0);
+	assert_true(store_lent_sum(&second, &turn));
+	assert_int_equal(second.sum.crc, first.sum.crc);
+	store_lent_end(&second);
+	assert_int_equal(find(0, &held, &second), DMSG_STORE_STATUS_OK);
+	turn = 0;
+	assert_true(store_lent_sum(&second, &turn));
+	assert_int_equal(second.sum.crc, first.sum.crc);
+	store_lent_end(&first);
+	store_lent_end(&second);
+	assert_int_equal(held, 0);
+}
+
 /* An owner works with half of its memory, whoever asks for the other half. */
 static void test_share_of_owner(void **state)
 {
@@ -786,6 +818,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_release, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_expiry, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_share, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_sum_of_finders, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_share_of_finders, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_share_of_owner, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_in_use, set_up, tear_down),

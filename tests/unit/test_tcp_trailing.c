@@ -17,7 +17,8 @@ static struct lab_side *const a = &hand.lab.side[0], *const b = &hand.lab.side[1
 /* What follows the answers of the owner: objects of `each` bytes of hand.payload's pattern. */
 static struct {
 	uint64_t each;
-	unsigned n, n_made, n_ended;
+	unsigned n, n_made, n_ended, n_turns;
+	uint64_t work, most; /* that each answer needs, and that one turn does */
 } owner;
 static uint8_t *store;
 
@@ -25,6 +26,22 @@ static void trailing_end(struct trailing *p)
 {
 	owner.n_ended++;
 	free(p);
+}
+
+/* The first byte of an answer is wrong until it is complete. */
+static bool complete(struct trailing *p, uint8_t *found, uint64_t *turn)
+{
+	uint64_t n = dray_min(*turn, owner.work);
+
+	assert_true(*turn > 0);
+	owner.n_turns++;
+	owner.most = dray_max(owner.most, n);
+	owner.work -= n;
+	*turn -= n;
+	if (owner.work)
+		return false;
+	found[0] ^= UINT8_MAX;
+	return true;
 }
 
 static uint32_t find(struct core *c, struct peer_link *link, const uint8_t *question, size_t n,
@@ -36,6 +53,10 @@ static uint32_t find(struct core *c, struct peer_link *link, const uint8_t *ques
 	memcpy(found, question, n);
 	*ret_n = n;
 	p->end = trailing_end;
+	if (owner.work) {
+		p->complete = complete;
+		found[0] ^= UINT8_MAX;
+	}
 	p->v = (struct iovec){ store, owner.n * owner.each };
 	owner.n_made++;
 	*ret_trailing = p;
@@ -51,7 +72,8 @@ static void answer_questions(struct lab_side *s, unsigned n, uint64_t each)
 	s->core.up = &up;
 	owner.n = n;
 	owner.each = each;
-	owner.n_made = owner.n_ended = 0;
+	owner.n_made = owner.n_ended = owner.n_turns = 0;
+	owner.work = owner.most = 0;
 }
 
 /* A question, and the transfer that takes what follows its answer: from `ops` of them, to [at, ...) here. */
@@ -153,6 +175,40 @@ static int tear_down(void **state)
 	free(store);
 	free(q);
 	return 0;
+}
+
+/* An answer that takes long is completed in turns, and what was asked for behind it comes behind it. */
+static void test_completed_in_turns(void **state)
+{
+	static const uint64_t work[] = { 1, MIB, MIB + 1, 9 * MIB };
+
+	lab_init(&hand.lab, 8 * MIB, 4);
+	a->core.cfg.tcp_streams = 1;
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(work); i++) {
+		lab_fill(a, 0, 8 * MIB, 1);
+		answer_questions(b, 1, 3 * MIB);
+		owner.work = work[i];
+		take_all(3 * MIB);
+		memset(q->text, (int)i, sizeof(q->text));
+		ask(3 * MIB);
+		for (unsigned k = 0; k < 4; k++)
+			lab_transfer1(a, 1 + k, DMSG_DIRECTION_READ, 5 * MIB, 0, 100000);
+		lab_until(&hand.lab, lab_end(a, q->id));
+		hand_expect_end(q->id, 0);
+		assert_memory_equal(q->found, q->text, sizeof(q->text));
+		expect_taken();
+		for (unsigned k = 0; k < 4; k++) {
+			lab_until(&hand.lab, lab_end(a, 1 + k));
+			hand_expect_end(1 + k, 0);
+		}
+		assert_int_equal(owner.work, 0);
+		assert_in_range(owner.most, 1, TCP_TURN_BYTES);
+		assert_in_range(owner.n_turns, (work[i] + MIB - 1) / MIB, 20);
+		assert_int_equal(owner.n_made, owner.n_ended);
+		a->n_ended = 0;
+	}
+	assert_int_equal(a->link.started, a->link.ended);
+	lab_deinit(&hand.lab);
 }
 
 static void test_sizes(void **state)
@@ -500,28 +556,56 @@ static void test_broken(void **state)
 	hand_own_finish();
 }
 
-/* A peer that does not read them: the owner holds few of them, and not for ever. */
-static void test_unread(void **state)
+/* Questions 1 to n, on the stream of the test. */
+static void send_questions(uint64_t n)
 {
 	struct seal *s =
 		seal_new(b->link.stream_key, b->link.peer_agent_id, HAND_STREAM, SEAL_FIND);
 	uint8_t wire[PMSG_FRAME_SIZE + 16 + SEAL_BYTES];
 
 	assert_non_null(s);
+	for (uint64_t number = 1; number <= n; number++) {
+		pmsg_frame_put(wire, &(struct pmsg_frame){ .kind = PMSG_FRAME_KIND_FIND,
+							   .slice = number,
+							   .length = 16 + SEAL_BYTES });
+		assert_int_equal(seal_close(s, number, store, 16, wire + PMSG_FRAME_SIZE), 0);
+		lab_send(&hand.lab, hand.fd, wire, sizeof(wire));
+	}
+	seal_free(s);
+}
+
+/* The stream, the peer, or the time for its object ends while an answer is not complete. Nothing behind it is answered. */
+static void test_not_completed(void **state)
+{
+	for (unsigned round = 0; round < 3; round++) {
+		hand_import_start(1, 0);
+		answer_questions(b, 1, 3 * MIB);
+		owner.work = UINT64_MAX;
+		send_questions(3);
+		lab_until(&hand.lab, owner.n_turns > 3);
+		assert_int_equal(owner.n_made, 1);
+		assert_int_equal(owner.n_ended, 0);
+		if (round == 1)
+			lab_stream_reset(b, LAB_PEER, HAND_STREAM);
+		if (round == 2) {
+			lab_advance(&hand.lab, 11000);
+			lab_until(&hand.lab, owner.n_ended);
+		}
+		b->closed.n = 0;
+		hand_import_finish();
+		assert_int_equal(owner.n_made, 1);
+		assert_int_equal(owner.n_ended, 1);
+		b->closed.n = 0;
+	}
+}
+
+/* A peer that does not read them: the owner holds few of them, and not for ever. */
+static void test_unread(void **state)
+{
 	for (unsigned round = 0; round < 3; round++) {
 		hand_import_start(1, 4096);
 		answer_questions(b, 2, 3 * MIB);
-		seal_free(s);
-		s = seal_new(b->link.stream_key, b->link.peer_agent_id, HAND_STREAM, SEAL_FIND);
-		assert_non_null(s);
-		for (uint64_t number = 1; number <= 20; number++) {
-			pmsg_frame_put(wire, &(struct pmsg_frame){ .kind = PMSG_FRAME_KIND_FIND,
-								   .slice = number,
-								   .length = 16 + SEAL_BYTES });
-			assert_int_equal(seal_close(s, number, store, 16, wire + PMSG_FRAME_SIZE),
-					 0);
-			lab_send(&hand.lab, hand.fd, wire, sizeof(wire));
-		}
+		send_questions(20);
 		lab_settle(&hand.lab);
 		assert_in_range(owner.n_made, 1, 8);
 		assert_in_range(owner.n_ended, 0, owner.n_made - 1);
@@ -540,13 +624,14 @@ static void test_unread(void **state)
 		assert_int_equal(owner.n_ended, owner.n_made);
 		b->closed.n = 0;
 	}
-	seal_free(s);
 }
 
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_sizes),
+		cmocka_unit_test(test_completed_in_turns),
+		cmocka_unit_test(test_not_completed),
 		cmocka_unit_test(test_gaps),
 		cmocka_unit_test(test_stopped),
 		cmocka_unit_test(test_limit_of_slices),

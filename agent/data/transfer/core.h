@@ -265,6 +265,11 @@ struct seek {
 /* Bytes that follow an answer, from where they lie. */
 struct trailing {
 	struct iovec v;
+	/*
+	 * Goes on with what the answer still needs, for at most *turn bytes, which are then fewer. True: `found` is complete. NULL: it is so
+	 * from the start.
+	 */
+	bool (*complete)(struct trailing *p, uint8_t *found, uint64_t *turn);
 	/* They have been sent, or will not be: frees it. */
 	void (*end)(struct trailing *p);
 };

@@ -46,6 +46,14 @@ static uint32_t read_find(const struct store *s, const uint8_t *find, size_t n,
 		       0;
 }
 
+static void record_put(uint8_t *p, enum dmsg_store_status s, const struct store_lent *o)
+{
+	pmsg_store_found_put(p, &(struct pmsg_store_found){ .answer = answer_of(s),
+							    .crc = o->sum.crc,
+							    .length = o->bytes,
+							    .cost_us = o->cost_us });
+}
+
 /* An object that is sent from where it lies. */
 struct trailing_object {
 	struct trailing p;
@@ -60,6 +68,17 @@ static void trailing_end(struct trailing *p)
 	free(o);
 }
 
+/* Its checksum is the last thing that its record needs. */
+static bool trailing_complete(struct trailing *p, uint8_t *found, uint64_t *turn)
+{
+	struct trailing_object *o = dray_container_of(p, struct trailing_object, p);
+
+	if (!store_lent_sum(&o->lent, turn))
+		return false;
+	record_put(found, DMSG_STORE_STATUS_OK, &o->lent);
+	return true;
+}
+
 /* NULL: no memory. */
 static struct trailing *trailing_new(const struct store_lent *v)
 {
@@ -67,7 +86,10 @@ static struct trailing *trailing_new(const struct store_lent *v)
 
 	if (!o)
 		return NULL;
-	*o = (struct trailing_object){ .p = { .v = { v->p, v->bytes }, .end = trailing_end },
+	*o = (struct trailing_object){ .p = { .v = { v->p, v->bytes },
+					      .complete = v->sum.at == v->bytes ? NULL :
+										  trailing_complete,
+					      .end = trailing_end },
 				       .lent = *v };
 	return &o->p;
 }
@@ -79,7 +101,7 @@ uint32_t find_answered(struct core *c, struct peer_link *link, const uint8_t *fi
 	struct store_key keys[PMSG_FIND_KEYS_MAX];
 	union pmsg_body m;
 	uint32_t n_keys = 0, code = may_answer(w, link);
-	uint64_t at = 0, most = PMSG_FOUND_BYTES_MAX;
+	uint64_t at = 0, most = PMSG_FOUND_BYTES_MAX, all = UINT64_MAX;
 	bool trails;
 	uint8_t *bytes;
 
@@ -100,16 +122,13 @@ uint32_t find_answered(struct core *c, struct peer_link *link, const uint8_t *fi
 			*ret_trailing = trailing_new(&o);
 			s = *ret_trailing ? s : DMSG_STORE_STATUS_BUSY;
 		} else if (!s) {
+			store_lent_sum(&o, &all);
 			memcpy(bytes + at, o.p, o.bytes);
 			at += o.bytes;
 		}
 		if (o.object && !*ret_trailing)
 			store_lent_end(&o);
-		pmsg_store_found_put(found + (size_t)i * PMSG_STORE_FOUND_SIZE,
-				     &(struct pmsg_store_found){ .answer = answer_of(s),
-								 .crc = o.crc,
-								 .length = o.bytes,
-								 .cost_us = o.cost_us });
+		record_put(found + (size_t)i * PMSG_STORE_FOUND_SIZE, s, &o);
 	}
 	*ret_n = (size_t)(bytes + at - found);
 	return 0;

@@ -12,7 +12,7 @@
  * A frame holds its grant and region until its last access to their memory. When one of them is dropped
  * meanwhile, the remaining payload of a WRITE is discarded, and a READ answer that is sent from host memory
  * has a short time to finish. A FIND is answered from a copy at once, or from objects that the store holds
- * until they are sent. If an error cannot be reported in a head because the head was sent, the stream is
+ * until they are sent; what such an answer needs of a large object is computed in turns. If an error cannot be reported in a head because the head was sent, the stream is
  * closed.
  */
 #include "agent/data/transport/tcp/serve.h"
@@ -281,10 +281,43 @@ void serve_found_free(struct serve_frame *f)
 	free(dray_take(f->found));
 }
 
-/* What the frame finds, sealed. Sets the frame's status, or its payload. */
+/* What the frame has found is complete. Sets the frame's status, or its payload. */
+static void find_seal(struct serve_frame *f, size_t n)
+{
+	struct serve *v = f->serve;
+
+	f->taken = true;
+	if (seal_close(v->s.seals[SEAL_FOUND], f->slice, f->found, n, f->found) == 0) {
+		f->length = n + SEAL_BYTES;
+		return;
+	}
+	f->status = DRAY_E_INTERNAL;
+	v->founds--;
+	serve_found_free(f);
+}
+
+/* Goes on with the answer that is not complete. */
+static void find_go_on(struct serve *v, struct tcp_budget *b)
+{
+	struct serve_frame *f = v->finding;
+	uint64_t turn = b->left > 0 ? (uint64_t)b->left : 0;
+	bool complete;
+
+	if (!f || !turn)
+		return;
+	complete = f->trailing->complete(f->trailing, f->found, &turn);
+	b->left = (int64_t)turn;
+	if (!complete)
+		return;
+	v->finding = NULL;
+	find_seal(f, v->n_found);
+}
+
+/* What the frame finds. Sets its status; else it is complete, or find_go_on() completes it. */
 static void find_answer(struct serve_frame *f, const uint8_t *find, size_t n)
 {
-	struct tcp_stream *s = &f->serve->s;
+	struct serve *v = f->serve;
+	struct tcp_stream *s = &v->s;
 	struct core *c = s->tcp->c;
 	size_t bytes = 0;
 
@@ -293,19 +326,22 @@ static void find_answer(struct serve_frame *f, const uint8_t *find, size_t n)
 	if (!f->found)
 		return;
 	f->status = c->up->find(c, s->peer->link, find, n, f->found, &bytes, &f->trailing);
-	if (!f->status &&
-	    seal_close(s->seals[SEAL_FOUND], f->slice, f->found, bytes, f->found) == 0) {
-		f->length = bytes + SEAL_BYTES;
-		f->serve->founds++;
-		if (f->trailing) {
-			f->trailing_ns = c->now_ns + TRAILING_NS;
-			tcp_timer(s->tcp, f->trailing_ns);
-		}
+	if (f->status) {
+		serve_found_free(f);
 		return;
 	}
-	if (!f->status)
-		f->status = DRAY_E_INTERNAL;
-	serve_found_free(f);
+	v->founds++;
+	if (f->trailing) {
+		f->trailing_ns = c->now_ns + TRAILING_NS;
+		tcp_timer(s->tcp, f->trailing_ns);
+	}
+	if (!f->trailing || !f->trailing->complete) {
+		find_seal(f, bytes);
+		return;
+	}
+	f->taken = false;
+	v->finding = f;
+	v->n_found = bytes;
 }
 
 static int find_head(struct serve *v, const uint8_t *bytes, size_t n, const struct pmsg_frame *wire)
@@ -385,8 +421,8 @@ static bool serve_blocked(const struct tcp_stream *s)
 
 	if (s->payload_left)
 		return !s->sink && !v->rx->host && !v->chunk;
-	return v->rx || v->q_tail - v->q_head == SERVE_QUEUE || v->founds == FOUNDS_MAX ||
-	       TCP_BUFFER - v->out_wr < OUT_ROOM;
+	return v->rx || v->finding || v->q_tail - v->q_head == SERVE_QUEUE ||
+	       v->founds == FOUNDS_MAX || TCP_BUFFER - v->out_wr < OUT_ROOM;
 }
 
 static void serve_fault(struct tcp_stream *s)
@@ -416,6 +452,7 @@ static void serve_step(struct tcp_stream *s, struct tcp_budget *b)
 		v->progressed = false;
 		if (v->rx)
 			get_chunks(v);
+		find_go_on(v, b);
 		serve_answer(v);
 		if (!serve_flush(v, b) || !tcp_stream_receive(s, b) || !serve_flush(v, b))
 			return;
@@ -426,7 +463,7 @@ static bool serve_wants(const struct tcp_stream *s)
 {
 	struct serve *v = serve_of(s);
 
-	if (v->progressed || (s->writable && serve_out_pending(v)))
+	if (v->progressed || v->finding || (s->writable && serve_out_pending(v)))
 		return true;
 	if (s->parked || serve_blocked(s))
 		return false;
@@ -519,7 +556,7 @@ void tcp_serve_close(struct tcp_stream *s, bool reset, bool report)
 	v->out_rd = v->out_wr = 0;
 	v->grace_ns = 0;
 	chunk_release(v);
-	v->rx = NULL;
+	v->rx = v->finding = NULL;
 	v->n_sending = 0;
 	for (; v->q_head != v->q_tail; v->q_head++) {
 		struct serve_frame *f = serve_frame_at(v, v->q_head);

@@ -59,7 +59,10 @@ struct serve {
 	struct stage_waiter waiter;
 	bool progressed; /* a copy has ended, a buffer is free, or a frame has failed */
 	uint64_t find;   /* number of the last frame find */
-	uint32_t founds; /* frames found in the queue that have a payload */
+	uint32_t founds; /* frames found in the queue that have a payload, or get it */
+	/* the last frame in the queue, whose answer is not complete; NULL: there is none. Nothing else is taken in meanwhile */
+	struct serve_frame *finding;
+	size_t n_found; /* bytes of its payload, before it is sealed */
 
 	struct pmsg_seg segs[PMSG_SEGS_MAX]; /* from here on not cleared for each stream */
 	struct serve_frame q[SERVE_QUEUE];
