@@ -23,7 +23,7 @@ struct dray_err;
 #define PMSG_FIND_KEYS_MAX 16 /* Keys of one frame find. */
 #define PMSG_FOUND_BYTES_MAX 65536 /* Bytes of all objects in one frame found. */
 #define PMSG_FOUND_SEALED_MAX 16384 /* The same, if the find has a room. */
-#define PMSG_FOUND_TRAILING_MAX 1048576 /* Bytes of an object that follows one frame found. */
+#define PMSG_FOUND_TRAILING_MAX 4194304 /* Bytes of an object that follows one frame found. */
 /* First word of stream_hello and stream_welcome, DRAS in ASCII. */
 #define PMSG_MAGIC_STREAM 0x53415244u
 #define PMSG_TOKEN_VERSION 1 /* Version of region tokens. */

@@ -10,7 +10,7 @@ from test_store import User, counters
 from test_store_peers import UID, agents_that_lend, pair, value_of  # noqa: F401 (a fixture)
 
 ONCE = {"store.keep_copies": "false"}
-SIZES = (1, 4096, 16 * 1024 + 1, 64 * 1024, 64 * 1024 + 1, 300000, MIB)
+SIZES = (1, 4096, 16 * 1024 + 1, 64 * 1024, 64 * 1024 + 1, 300000, MIB, MIB + 1, 4 * MIB)
 
 
 def found(agent):
@@ -88,7 +88,7 @@ def test_more_room_asks_for_a_lease(pair):  # noqa: F811
         found_so(reader, here, b"key", value_of(b"key", 4096))
         before = found(reader)
         for _ in range(3):
-            assert here.get(b"key", MIB + 1) == value_of(b"key", 4096)
+            assert here.get(b"key", 4 * MIB + 1) == value_of(b"key", 4096)
         assert found(reader) == before
 
 
@@ -122,16 +122,16 @@ def test_object_that_is_larger_than_the_room(pair):  # noqa: F811
 def test_get_ends_while_its_bytes_come(pair, how):  # noqa: F811
     """Whatever the moment is, nothing is leased afterwards, and the next one is whole."""
     owner, reader = pair(reader=ONCE | {"store.peer_timeout": "10s"})
-    value = value_of(b"key", MIB)
+    value = value_of(b"key", 4 * MIB)
     with User(owner, space="kv") as there, User(reader, space="kv") as here:
         assert there.put(b"key", value) == Status.OK
         found_so(reader, here, b"key", value)
         for _ in range(20):
             if how == "close":
                 with User(reader, space="kv") as other:
-                    other.store.get(other.region, [(b"key", [(0, MIB)])], wait=False)
+                    other.store.get(other.region, [(b"key", [(0, len(value))])], wait=False)
                 continue
-            one = here.store.get(here.region, [(b"key", [(0, MIB)])], wait=False, deadline=0.001 if how == "deadline" else None)
+            one = here.store.get(here.region, [(b"key", [(0, len(value))])], wait=False, deadline=0.001 if how == "deadline" else None)
             if how == "cancel":
                 one.cancel()
             else:
