@@ -39,10 +39,9 @@ from typing import Any
 from . import _arguments as arguments
 from . import _library as lib
 from . import errors
-from .pending import Pending
+from .pending import HELD, Pending
 
 _HOLD_MS = 1  # longest wait with the interpreter lock held
-_HOLDS = 2  # kinds of requests with such waits: transfers, and those to the store
 _HOLDERS_MAX = 8  # with more waiting threads, none waits with the interpreter lock held
 _MISSES_MAX = 8  # waits in a row that took longer than step 1, after which it is left out 63 times
 
@@ -86,7 +85,7 @@ class Waiting:
         self._results: list[_Result] = []
         self._pending: dict[int, Pending[Any]] = {}
         self._batches: dict[int, Any] = {}  # by thread
-        self._skip, self._misses = [0] * _HOLDS, [0] * _HOLDS
+        self._skip, self._misses = [0] * len(HELD), [0] * len(HELD)
         self._lead = threading.Lock()  # held by the thread that polls the descriptor
         self._leader = 0
         self._led: Pending[Any] | None = None  # what the polling thread waits for; None: anything

@@ -38,6 +38,8 @@ _new = tuple.__new__
 # How a transfer ended, read by one call: each access to a field of a struct takes as long.
 _outcome = struct.Struct("=iI4xQQ").unpack_from
 _OUTCOME_AT = lib.Completion.status.offset
+# What has a short first step of a wait (_waiting.py). Which waits are short is learned for each of them.
+HELD_TRANSFER, HELD_STORE = HELD = range(2)
 
 
 class Pending(Generic[T]):
@@ -51,7 +53,7 @@ class Pending(Generic[T]):
                  "_undo", "_value")
 
     ends_quietly = False  # without an error when the client is closed
-    _holds: int | None = None  # which kind's first step of a wait it has; None: none
+    _holds: int | None = None  # one of HELD; None: a wait has no such step
 
     def __init__(self, client: Session, convert: Callable[[Any], T] | None = None,
                  undo: Callable[[T], object] | None = None) -> None:
@@ -244,7 +246,7 @@ class Transfer(Lending[Done]):
         self._value: Any = None
         self._error: errors.Error | None = None
         self._callbacks: list[Callable[[Any], object]] = []
-        self._local, self._remote, self._holds = local, remote, None if is_long else 0
+        self._local, self._remote, self._holds = local, remote, None if is_long else HELD_TRANSFER
 
     def cancel(self, *, wait: bool = True) -> bool:
         """Stops the transfer, which then ends with errors.Cancelled, or as it ended before.

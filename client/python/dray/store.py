@@ -17,7 +17,7 @@ from . import _arguments as arguments
 from . import _library as lib
 from . import _operations as operations
 from . import errors
-from .pending import Lending, Pending
+from .pending import HELD_STORE, Lending, Pending
 
 if TYPE_CHECKING:
     from .client import Client
@@ -241,7 +241,7 @@ class _Batch(Lending[Any]):
     """An error of the copy has the results, too: error.results."""
 
     __slots__ = ()
-    _holds = 1
+    _holds = HELD_STORE
 
     def _complete(self, c: Any) -> None:
         if not c.status:
