@@ -20,6 +20,9 @@
 #define MADV_POPULATE_READ 22
 #define MADV_POPULATE_WRITE 23
 #endif
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
 
 /* In pieces, so that signals are handled in between and a retry does not start over. */
 #define POPULATE_STEP (256ULL << 20)
@@ -130,6 +133,19 @@ int dray_populate(void *p, uint64_t bytes, bool write)
 		bytes -= step;
 	}
 	return 0;
+}
+
+bool dray_populate_huge(void *p, uint64_t bytes)
+{
+	uint8_t *end = (uint8_t *)p + bytes;
+	uint8_t *at = (uint8_t *)p + (-(uintptr_t)p & (HUGE_PAGE - 1));
+
+	for (; at < end && (uint64_t)(end - at) >= HUGE_PAGE; at += HUGE_PAGE)
+		/* a range without any page is refused */
+		if (madvise(at, (size_t)sysconf(_SC_PAGESIZE), MADV_POPULATE_WRITE) < 0 ||
+		    (madvise(at, HUGE_PAGE, MADV_COLLAPSE) < 0 && errno != EAGAIN))
+			return false;
+	return true;
 }
 
 /* Fills page tables for n pages from p on, all of which were in memory a moment ago. */

@@ -302,13 +302,15 @@ static void populate(struct dray_job *j)
 {
 	struct segment *g = dray_container_of(j, struct segment, job);
 	struct store *s = g->store;
-	bool leaves, followed = s->follower.added;
+	bool leaves, followed = s->follower.added, huge = true;
 
-	for (uint64_t at = 0; at < g->part.bytes && !g->leaving; at += POPULATE_STEP)
+	for (uint64_t at = 0, n; at < g->part.bytes && !g->leaving; at += n) {
+		n = dray_min(POPULATE_STEP, g->part.bytes - at);
+		huge = huge && dray_populate_huge(g->part.base + at, n);
 		/* without memory the copy faults, and its transfer ends with an error */
-		if (dray_populate(g->part.base + at, dray_min(POPULATE_STEP, g->part.bytes - at),
-				  true) < 0)
+		if (dray_populate(g->part.base + at, n, true) < 0)
 			break;
+	}
 	pthread_mutex_lock(&s->lock);
 	leaves = g->leaving;
 	g->busy = leaves || followed;

@@ -133,18 +133,20 @@ def memory(records, lab):
 
 # --- disk -----------------------------------------------------------------------------------------
 
-def fio(folder, what, n, allocate="native"):
+def fio(folder, what, n, allocate="native", huge=False):
     """
     Bytes a second of n x SIZE, by as many threads as the tier has, until they are durable. Writes go to new files, as those of the tier: blocks
     that were written before need no change of the file system. allocate: fio's option; native: it allocates all blocks before its clock starts;
-    none: as it writes.
+    none: as it writes. huge: its buffers are on huge pages. It has one buffer for each thread, so that they stay in the processor's caches, where
+    dray moves each object to or from memory of its own.
     """
     if what == "write":
         for file in pathlib.Path(folder).glob("x.*"):
             file.unlink()
+    env = {**os.environ, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"} if huge else None
     done = subprocess.run(["fio", "--name=x", f"--directory={folder}", f"--rw={what}", f"--bs={SIZE}", f"--size={n * SIZE // 4}", "--ioengine=psync",
                            "--direct=1", "--end_fsync=1", "--numjobs=4", "--group_reporting", f"--fallocate={allocate}",
-                           "--output-format=json"], stdout=subprocess.PIPE, check=True)
+                           *(["--iomem_align=2M"] if huge else []), "--output-format=json"], stdout=subprocess.PIPE, check=True, env=env)
     job, = json.loads(done.stdout)["jobs"]
     return job["read" if what == "read" else "write"]["bw_bytes"]
 
@@ -207,13 +209,14 @@ def disk(records, lab):
         for _ in range(ROUNDS):
             tier.write()
         for name, what, ours in (("PUT until on disk", "write", tier.write), ("GET from disk", "read", tier.read)):
-            rate, bare, ratio, spread = c.pairs(lambda: fio(folder, what, OBJECTS), ours, 15)
-            records.add(f"{name}, 64 x 2 MiB", rate / 1e6, "MB/s", ceiling_name="fio", ceiling=bare / 1e6, ratio=ratio, target=(">=", 0.9), spread=spread)
-            if what == "read":
-                break
-            rate, bare, ratio, spread = c.pairs(lambda: fio(folder, what, OBJECTS, "none"), ours, 15)
-            records.add("the same, beside fio without blocks ahead", rate / 1e6, "MB/s", ceiling_name="fio --fallocate=none", ceiling=bare / 1e6,
-                        ratio=ratio, spread=spread)
+            ways = {"dray": ours, "fio": lambda: fio(folder, what, OBJECTS), "huge": lambda: fio(folder, what, OBJECTS, huge=True)}
+            if what == "write":
+                ways["none"] = lambda: fio(folder, what, OBJECTS, "none")
+            done = [{way: rate / 1e6 for way, rate in values.items()} for values in c.rounds(ways, 15)]
+            c.add_beside(records, done, f"{name}, 64 x 2 MiB", "dray", "MB/s", "fio", "fio", (">=", 0.9))
+            c.add_beside(records, done, "the same, beside fio on huge pages", "dray", "MB/s", "huge", "fio with buffers on huge pages")
+            if what == "write":
+                c.add_beside(records, done, "the same, beside fio without blocks ahead", "dray", "MB/s", "none", "fio --fallocate=none")
         agent.stop()
 
 

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -82,6 +83,55 @@ static void shared_mappings_are_aligned(void **state)
 	dray_close(fd);
 }
 
+/* Bytes of a mapping that huge pages are mapped for. */
+static uint64_t huge_bytes(const uint8_t *p)
+{
+	FILE *f = fopen("/proc/self/smaps", "r");
+	unsigned long begin, end, kib, sum = 0;
+	char line[512];
+	bool here = false;
+
+	assert_non_null(f);
+	while (fgets(line, sizeof(line), f)) {
+		if (sscanf(line, "%lx-%lx ", &begin, &end) == 2)
+			here = (uintptr_t)p >= begin && (uintptr_t)p < end;
+		else if (here && sscanf(line, "ShmemPmdMapped: %lu kB", &kib) == 1)
+			sum += kib;
+	}
+	fclose(f);
+	return (uint64_t)sum << 10;
+}
+
+/* Bytes that are there stay, and what is no whole huge page is left. */
+static void huge_pages_keep_bytes(void **state)
+{
+	const uint64_t huge = 2 << 20, bytes = 3 * huge + 8192;
+	int fd = dray_memfd_new("test", bytes, false);
+	uint8_t *p = dray_map_shared(fd, 0, bytes, PROT_READ | PROT_WRITE);
+	struct stat st;
+
+	assert_true(p != MAP_FAILED);
+	p[5000] = 7;
+	p[2 * huge + 100] = 8;
+	/* from the second page, as a mapping that is not aligned */
+	if (dray_populate_huge(p + 4096, bytes - 4096))
+		assert_int_equal(huge_bytes(p), 2 * huge);
+	assert_int_equal(fstat(fd, &st), 0);
+	assert_true((uint64_t)st.st_blocks * 512 <= 3 * huge);
+	assert_true(dray_populate_huge(p, 0));
+	assert_true(dray_populate_huge(p + 4096, huge));
+	if (dray_populate_huge(p, bytes))
+		assert_int_equal(huge_bytes(p), 3 * huge);
+	assert_int_equal(dray_populate(p, bytes, true), 0);
+	assert_int_equal(p[5000], 7);
+	assert_int_equal(p[2 * huge + 100], 8);
+	assert_int_equal(p[bytes - 1], 0);
+	munmap(p, bytes);
+	/* the mapping is gone */
+	assert_false(dray_populate_huge(p, bytes));
+	dray_close(fd);
+}
+
 static void populate_reports_errors(void **state)
 {
 	long page = sysconf(_SC_PAGESIZE);
@@ -100,6 +150,7 @@ int main(void)
 		cmocka_unit_test(impossible_sizes_are_refused),
 		cmocka_unit_test(populate_fills_pages_and_keeps_bytes),
 		cmocka_unit_test(shared_mappings_are_aligned),
+		cmocka_unit_test(huge_pages_keep_bytes),
 		cmocka_unit_test(populate_reports_errors),
 	};
 
