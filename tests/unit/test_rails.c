@@ -434,6 +434,8 @@ static void test_connect(void **state)
 	id = last(RDMA_QP_UP)->id;
 	say(RDMA_QP_LOST, id, IBV_WC_RETRY_EXC_ERR);
 	UNTIL(lab->closes == 1);
+	UNTIL(told(RDMA_QP_QUIET) == 1);
+	assert_int_equal(last(RDMA_QP_QUIET)->id, id);
 	assert_int_equal(told(RDMA_QP_DEAD), 0);
 	lab->close_fn(lab->close_arg, 0, NULL);
 	UNTIL(told(RDMA_QP_DEAD) == 1);

@@ -716,6 +716,43 @@ static void tick_at(int64_t ns)
 	transport_rdma.tick(&lab->rig.core, rdma());
 }
 
+/* Reads that stop end when the queue pair is destroyed here; what they have read from, when it is at the peer. Writes may still arrive. */
+static void test_quiet(void **state)
+{
+	const uint64_t op[1][3] = { { 0, 0, 1 << 20 } };
+	struct core *c = &lab->rig.core;
+	uint64_t first, second;
+
+	simple(64);
+	first = submit(DMSG_DIRECTION_READ, op, 1, false);
+	second = submit(DMSG_DIRECTION_READ, op, 1, false);
+	submit(DMSG_DIRECTION_WRITE, op, 1, false);
+	turn();
+	/* it is not lost, so it may not be destroyed */
+	message(RDMA_QP_QUIET, 1, NULL);
+	xfer_stop(c, xfer_find(&lab->s.xs, first), DRAY_E_TIMEOUT, NULL, false);
+	assert_int_equal(lab->rig.n_ended, 0);
+	object_hasten_within(c, object_get(c, OBJECT_REMOTE, REMOTE), 100);
+	tick_at(c->now_ns + 99);
+	assert_int_equal(told(RDMA_QP_LOST), 0);
+	tick_at(c->now_ns + 1);
+	assert_int_equal(told(RDMA_QP_LOST), 1);
+	assert_int_equal(lab->rig.n_ended, 0);
+	message(RDMA_QP_QUIET, 1, NULL);
+	assert_int_equal(lab->rig.n_ended, 1);
+	assert_int_equal(last()->code, DRAY_E_TIMEOUT);
+	/* one that stops later */
+	xfer_stop(c, xfer_find(&lab->s.xs, second), DRAY_E_CANCELLED, NULL, false);
+	assert_int_equal(lab->rig.n_ended, 2);
+	stop_all(DRAY_E_CANCELLED, false);
+	assert_int_equal(lab->rig.n_ended, 2);
+	object_drop(c, OBJECT_REMOTE, REMOTE, DRAY_E_REVOKED, DROP_STOP);
+	assert_int_equal(lab->rig.n_dropped, 0);
+	message(RDMA_QP_DEAD, 1, NULL);
+	assert_int_equal(lab->rig.n_ended, 3);
+	assert_int_equal(lab->rig.n_dropped, 1);
+}
+
 /*
  * The owner fences a remote while a device is silent: long before transfer.slice_timeout the queue pair is lost, so that the owner, which
  * waits for peer.fence_timeout, is answered and keeps the connection.
@@ -904,6 +941,7 @@ int main(void)
 		TEST(timeout),
 		TEST(cancel),
 		TEST(cancel_partial),
+		TEST(quiet),
 		TEST(urgent),
 		TEST(urgent_for_another_session),
 		TEST(peer_down),

@@ -171,6 +171,8 @@ static void ended(struct qp *q)
 		serve_ended(q);
 	q->device = NULL;
 	q->local_dead = true;
+	if (q->was_up && !q->remote_dead)
+		rails_tell(q->peer->rails, q->worker, RDMA_QP_QUIET, q->peer->handle, q->id, NULL);
 	qp_check(q);
 }
 

@@ -382,6 +382,11 @@ static void rdma_handle_message(struct core *c, void *state, const struct transp
 		if (p && !p->lost)
 			rdma_queue_lose(p, RDMA_LOSS_COMMAND);
 		break;
+	case RDMA_QP_QUIET:
+		p = queue_find(peer, m->id);
+		if (p && p->lost)
+			rdma_queue_quiet(p);
+		break;
 	case RDMA_QP_DEAD:
 		p = queue_find(peer, m->id);
 		if (p)

@@ -103,6 +103,7 @@ struct rdma_queue {
 	struct dray_list link; /* on channel->queues, or channel->lost */
 	dray_handle handle;    /* in rdma->queues: wr_id */
 	bool lost;
+	bool quiet;    /* its end here is destroyed: no device writes here for it any more */
 	uint32_t loss; /* why: enum ibv_wc_status or enum rdma_loss */
 	bool reading;  /* Soft-RoCE has reads in flight: nothing else is posted */
 	struct rdma_entry *q;
@@ -270,6 +271,8 @@ void rdma_entry_release(struct core *c, struct rdma_entry *e);
 void rdma_queue_lose(struct rdma_queue *p, uint32_t code);
 /* Both its ends are destroyed: frees it, its slices are posted again or end. */
 void rdma_queue_dead(struct rdma_queue *p);
+/* The end here of the lost queue pair is destroyed. */
+void rdma_queue_quiet(struct rdma_queue *p);
 /*
  * Takes the slices of x (NULL: all) that are not on a queue pair and need not continue; urgent: also those that wait for a
  * copy here or at the owner.
@@ -279,7 +282,7 @@ void rdma_channel_take(struct rdma_channel *ch, const struct xfer *x, bool urgen
 /* The operation stop(). */
 void rdma_channel_stop(struct core *c, void *state, struct xfer *x, bool urgent);
 /* The operations hasten() and keys(). */
-void rdma_hasten(struct core *c, void *state, const struct object *remote);
+void rdma_hasten(struct core *c, void *state, const struct object *remote, int64_t ns);
 void rdma_keys_changed(struct core *c, void *state, const struct object *o);
 /* No queue pair can be made: waiting transfers move to another transport, or end. */
 void rdma_channel_give_up(struct rdma_channel *ch);
