@@ -380,6 +380,31 @@ static void test_end_of_file(void **state)
 	hand_import_finish();
 }
 
+/* The rest of a large payload counts if its frame has followed another one, until little of it is left or the stream is closed. */
+static void test_filling(void **state)
+{
+	struct pmsg_seg seg = { 0, MIB };
+	uint8_t *next;
+	size_t head;
+
+	hand_import_start(1, 0);
+	next = hand.payload + MIB;
+	head = lab_frame(next, PMSG_FRAME_KIND_WRITE, 2, LAB_GRANT, &seg, 1);
+	hand_send_frame(PMSG_FRAME_KIND_WRITE, 1, LAB_GRANT, &seg, 1);
+	lab_send(&hand.lab, hand.fd, hand.payload, MIB - 1000);
+	assert_int_equal(b->core.filling, 0);
+	lab_send(&hand.lab, hand.fd, next - 1000, 1000 + head + 1000);
+	assert_int_equal(b->core.filling, 1);
+	lab_send(&hand.lab, hand.fd, hand.payload, MIB - 1000 - 65536);
+	assert_int_equal(b->core.filling, 0);
+	lab_send(&hand.lab, hand.fd, next - 65536, 65536 + head + 1000);
+	assert_int_equal(b->core.filling, 1);
+	shutdown(hand.fd, SHUT_WR);
+	lab_until(&hand.lab, b->closed.n == 1);
+	assert_int_equal(b->core.filling, 0);
+	hand_import_finish();
+}
+
 static void test_adopt_refused(void **state)
 {
 	int pair[2];
@@ -475,7 +500,7 @@ int main(void)
 		cmocka_unit_test(test_back_pressure),   cmocka_unit_test(test_fairness),
 		cmocka_unit_test(test_reset),           cmocka_unit_test(test_end_of_file),
 		cmocka_unit_test(test_adopt_refused),   cmocka_unit_test(test_peer_down),
-		cmocka_unit_test(test_buffers_trimmed),
+		cmocka_unit_test(test_buffers_trimmed), cmocka_unit_test(test_filling),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

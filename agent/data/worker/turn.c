@@ -111,13 +111,14 @@ void worker_set_poll_time(struct worker *w)
 
 /*
  * Whether to poll on. Waits for answers of peers must also pay by themselves. A client that submits as soon as its transfers end rewards
- * polling each time, and the worker would go on polling for answers that come later, or that a peer on the same CPU cannot give meanwhile.
+ * polling each time, and the worker would go on polling for answers that come later, or that a peer on the same CPU cannot give meanwhile. *
+ * The rest of a large payload among others is not polled for: the sender is busy with it, and the waits are many.
  */
 static bool may_poll(struct worker *w)
 {
 	const struct core *c = &w->core;
 
-	if (!c->awaited || dray_linger_idle(&w->answers, c->now_ns))
+	if (!c->filling && (!c->awaited || dray_linger_idle(&w->answers, c->now_ns)))
 		return dray_linger_idle(&w->linger, c->now_ns);
 	/* it sleeps, which tells nothing about other waits */
 	dray_linger_begin(&w->linger);

@@ -19,6 +19,8 @@
 
 /* Payload of a bulky frame, at least: copying it twice costs about as much as a system call. */
 #define BULKY 16384
+/* What is left of a payload while its stream counts in core.filling is more. */
+#define FILLING 65536
 
 static void ready(struct loop_source *source, uint32_t events)
 {
@@ -96,6 +98,24 @@ bool tcp_stream_seals(struct tcp_stream *s, const uint8_t agent_id[16])
 	return s->seals[SEAL_FIND] && s->seals[SEAL_FOUND];
 }
 
+/*
+ * After payload_left or the state has changed. Only WRITEs that follow each other count: the worker waits in the middle of each of them,
+ * and only the rate matters. A lone one is better polled for.
+ */
+static void update_filling(struct tcp_stream *s)
+{
+	bool filling = s->state == TCP_OPEN && s->side != &tcp_requester_side && s->follows &&
+		       s->payload_left > FILLING;
+
+	if (filling == s->filling)
+		return;
+	s->filling = filling;
+	if (filling)
+		s->tcp->c->filling++;
+	else
+		s->tcp->c->filling--;
+}
+
 void tcp_stream_close(struct tcp_stream *s, bool reset)
 {
 	struct linger hard = { .l_onoff = 1 };
@@ -115,6 +135,7 @@ void tcp_stream_close(struct tcp_stream *s, bool reset)
 	s->in = NULL;
 	s->in_rd = s->in_wr = 0;
 	s->payload_left = 0;
+	update_filling(s);
 	for (unsigned i = 0; i < 2; i++)
 		s->seals[i] = seal_free(s->seals[i]);
 }
@@ -186,8 +207,10 @@ static void copy_buffered(struct tcp_stream *s)
 		n = done;
 	s->in_rd += (uint32_t)n;
 	count_received(s, n);
-	if (!s->payload_left)
+	if (!s->payload_left) {
+		s->follows = s->in_rd < s->in_wr;
 		s->side->complete(s);
+	}
 }
 
 /* Handles what the receive buffer holds. False: the stream closed. */
@@ -331,13 +354,14 @@ static bool receive_once(struct tcp_stream *s, struct tcp_budget *b)
 	if ((uint64_t)n >= payload && (uint64_t)n < payload + room && !s->hup)
 		s->readable = false;
 	if (got && !s->payload_left) {
+		s->follows = (uint64_t)n > got;
 		s->side->complete(s);
 		return s->state == TCP_OPEN;
 	}
 	return true;
 }
 
-bool tcp_stream_receive(struct tcp_stream *s, struct tcp_budget *b)
+static bool receive(struct tcp_stream *s, struct tcp_budget *b)
 {
 	for (;;) {
 		/* The reason for parking does not change within a turn. */
@@ -350,6 +374,14 @@ bool tcp_stream_receive(struct tcp_stream *s, struct tcp_budget *b)
 		if (!receive_once(s, b))
 			return false;
 	}
+}
+
+bool tcp_stream_receive(struct tcp_stream *s, struct tcp_budget *b)
+{
+	bool open = receive(s, b);
+
+	update_filling(s);
+	return open;
 }
 
 ssize_t tcp_stream_send(struct tcp_stream *s, struct iovec *iov, unsigned n, struct tcp_budget *b)
