@@ -51,8 +51,9 @@ static struct rig {
 /* DISK_CALL_*: the calls that fail, and how. */
 static _Atomic int faults[DISK_CALL_N];
 
-/* The next write stops before it begins: it posts `stopped`, and waits for `go_on`. */
+/* The next call of this kind stops before it begins: it posts `stopped`, waits for `go_on`, and fails with `stop_result` unless that is 0. */
 static _Atomic bool stop_next;
+static _Atomic int stop_call, stop_result;
 static sem_t stopped, go_on;
 /* Before an extension fails, the file gets a part of it. */
 static _Atomic bool extends_part;
@@ -113,9 +114,11 @@ static int fault(enum disk_call call)
 
 	if (r < 0)
 		return r;
-	if (call == DISK_CALL_WRITE && atomic_exchange(&stop_next, false)) {
+	if ((int)call == stop_call && atomic_exchange(&stop_next, false)) {
 		sem_post(&stopped);
 		sem_wait(&go_on);
+		if (stop_result)
+			return stop_result;
 	}
 	if (call == DISK_CALL_EXTEND && extends_part)
 		extend_first_segment();
@@ -188,6 +191,8 @@ static int setup(void **state)
 	for (unsigned i = 0; i < DISK_CALL_N; i++)
 		faults[i] = 0;
 	let_commits_fail(-1);
+	stop_call = DISK_CALL_WRITE;
+	stop_result = 0;
 	fs_used = fs_free = UINT32_MAX;
 	cm_dir_set_up(state);
 	if (sd_event_new(&rig.event) < 0)
@@ -538,6 +543,43 @@ static void test_next_segment_on_a_crowded_file_system(void **state)
 	wait_for_files(1);
 	assert_int_equal(put(3, 1, SEGMENT_BYTES), DISK_OK);
 	assert_int_equal(rig.state, DISK_STATE_OK);
+	check_all();
+}
+
+/* An object needs the next segment while a call of its preparation is stopped. */
+static void stop_preparation(enum disk_call call, int result)
+{
+	assert_int_equal(put(0, 1, SEGMENT_BYTES / 4), DISK_OK);
+	stop_call = (int)call;
+	stop_result = result;
+	stop_next = true;
+	begin_write(1, 1, SEGMENT_BYTES / 4);
+	sem_wait(&stopped);
+	begin_write(2, 1, SEGMENT_BYTES);
+	sem_post(&go_on);
+}
+
+static void test_next_segment_is_needed_during_its_extension(void **state)
+{
+	stop_preparation(DISK_CALL_EXTEND, 0);
+	assert_int_equal(finish(1), DISK_OK);
+	assert_int_equal(finish(2), DISK_OK);
+	assert_int_equal(file_bytes(2), SEGMENT_BYTES);
+	check_all();
+	restart();
+	assert_int_equal(rig.found, 3);
+	check_all();
+}
+
+/* The kernel tells it once that the name is not on disk. */
+static void test_name_of_the_next_segment_is_not_on_disk(void **state)
+{
+	stop_preparation(DISK_CALL_SYNC, -EIO);
+	finish(1);
+	assert_int_equal(finish(2), DISK_DOWN);
+	while (rig.state != DISK_STATE_OK)
+		turn();
+	assert_int_equal(put(2, 2, 5000), DISK_OK);
 	check_all();
 }
 
@@ -1293,6 +1335,8 @@ int main(void)
 		TEST(test_next_segment_without_objects_before_it),
 		TEST(test_next_segment_after_an_error),
 		TEST(test_next_segment_on_a_crowded_file_system),
+		TEST(test_next_segment_is_needed_during_its_extension),
+		TEST(test_name_of_the_next_segment_is_not_on_disk),
 		TEST(test_no_room_for_the_next_segment),
 		TEST(test_part_of_the_blocks_ahead),
 		TEST(test_room_for_a_part_of_a_segment),

@@ -18,6 +18,8 @@ static int sync_segment(struct disk_segment *s)
 {
 	int r = disk_fault(s->disk, DISK_CALL_SYNC);
 
+	if (r == 0)
+		r = s->nameless;
 	if (r < 0)
 		return r;
 	if (fdatasync(s->fd) < 0)
@@ -63,7 +65,7 @@ static void run_batch(struct dray_job *j)
 		b->result = index_commit(d, &b->requests, b->rates, &b->why);
 	if (!b->result)
 		commit_punch(&b->requests);
-	b->lacks_room = segment_lacks_room(d);
+	b->lacks_room = b->has_next && segment_lacks_room(d);
 }
 
 static void let_go(struct disk *d, struct disk_request *r)
@@ -171,6 +173,7 @@ void commit_kick(struct disk *d)
 	if (left == BATCH_MAX)
 		return;
 	d->committing = true;
+	d->batch.has_next = d->next;
 	d->batch.rates = rates_changed(d) ? &d->to_save : NULL;
 	dray_jobs_add(d->committer, &d->batch.job, run_batch, batch_done);
 }

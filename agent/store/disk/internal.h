@@ -26,6 +26,7 @@ struct disk_segment {
 	bool extended;            /* it may have blocks beyond its objects */
 	bool sealed;              /* it is not extended any more */
 	bool synced;              /* its name is on disk; of the committing thread */
+	int nameless;             /* an error of that, which the kernel tells once; the same */
 	bool resting, rest_again; /* a job gives back blocks, and does so once more */
 	bool has_next;            /* a next segment was made while this one was the last */
 	int prepared;             /* this one has file and blocks as the next one: 0 or -errno */
@@ -43,7 +44,8 @@ struct disk_batch {
 	struct dray_list requests;      /* in order */
 	const struct disk_rates *rates; /* NULL: the index has them */
 	int result;
-	bool lacks_room; /* the file system has less free than a segment */
+	bool has_next;   /* there was a next segment when it began */
+	bool lacks_room; /* there is one, and the file system has less free than it takes */
 	struct dray_err why;
 };
 

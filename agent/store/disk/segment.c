@@ -221,6 +221,7 @@ static int make_file(struct disk_segment *s)
 	if (!r && fsync(s->disk->dir_fd) < 0)
 		r = -errno;
 	s->synced = !r;
+	s->nameless = r;
 	return r;
 }
 
