@@ -277,31 +277,6 @@ static void an_event_while_polling_is_work(void **state)
 	assert_int_equal(l->state, DRAY_LINGER_POLLING);
 }
 
-/* What polling for a client's submissions finds does not keep the worker polling for answers of peers that come too late. */
-static void polling_for_answers_pays_by_itself(void **state)
-{
-	struct worker *w = rig.worker;
-	int64_t poll_ns = 3600 * DRAY_NS_PER_SEC;
-
-	poll_time(poll_ns);
-	w->core.awaited = 1;
-	worker_turn(w, true);
-	assert_int_equal(w->answers.state, DRAY_LINGER_POLLING);
-	assert_int_equal(w->linger.state, DRAY_LINGER_POLLING);
-	/* no answer came while it polled; an event ends the sleep */
-	w->answers.budget_ns = 0;
-	dray_wake(w->command_fd);
-	worker_turn(w, true);
-	assert_int_equal(w->answers.state, DRAY_LINGER_WORKING);
-	assert_int_equal(w->linger.state, DRAY_LINGER_WORKING);
-	assert_int_equal(w->linger.budget_ns, poll_ns);
-	/* the wait for a submission that follows is polled for */
-	w->core.awaited = 0;
-	worker_turn(w, true);
-	assert_int_equal(w->linger.state, DRAY_LINGER_POLLING);
-	assert_int_equal(w->answers.state, DRAY_LINGER_WORKING);
-}
-
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -322,8 +297,6 @@ int main(void)
 		cmocka_unit_test_setup_teardown(a_worker_does_not_sleep_beside_work, setup,
 						teardown),
 		cmocka_unit_test_setup_teardown(an_event_while_polling_is_work, setup, teardown),
-		cmocka_unit_test_setup_teardown(polling_for_answers_pays_by_itself, setup,
-						teardown),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

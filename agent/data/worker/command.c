@@ -227,7 +227,7 @@ static void run_command(struct worker *w, struct command *cmd)
 		break;
 	case COMMAND_CONFIG:
 		c->cfg = *cmd->config;
-		worker_set_poll_time(w);
+		dray_linger_limit(&w->linger, c->cfg.poll_time_ns, c->cfg.poll_time_ns);
 		free(cmd->config);
 		break;
 	case COMMAND_DRAIN:

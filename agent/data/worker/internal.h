@@ -79,8 +79,7 @@ struct worker {
 	bool stalled;   /* submissions wait for their client to reap completions */
 	bool busy;      /* the last turn did something */
 	bool announced; /* rings that are polled may be announced */
-	/* for all waits, and for those for answers of peers */
-	struct dray_linger linger, answers;
+	struct dray_linger linger;
 	int64_t looked_ns; /* when it last looked at its descriptors */
 	int64_t look_ns;   /* interval between looks while it polls rings */
 	struct data_counters counters;
@@ -137,8 +136,6 @@ bool worker_run_commands(struct worker *w);
 void worker_command_ready(struct loop_source *source, uint32_t events);
 /* may_sleep: false in tests, which take single turns. */
 void worker_turn(struct worker *w, bool may_sleep);
-/* Takes over cfg.poll_time_ns. */
-void worker_set_poll_time(struct worker *w);
 void *worker_main(void *arg);
 void worker_event(struct worker *w, const struct event *ev);
 /* False while the event ring is so full that clients must not add events. */

@@ -101,35 +101,14 @@ static bool announce_sleep(struct worker *w)
 	return work || !dray_spsc_empty(&w->commands);
 }
 
-void worker_set_poll_time(struct worker *w)
-{
-	int64_t ns = w->core.cfg.poll_time_ns;
-
-	dray_linger_limit(&w->linger, ns, ns);
-	dray_linger_limit(&w->answers, ns, ns);
-}
-
-/*
- * Whether to poll on. Waits for answers of peers must also pay by themselves. A client that submits as soon as its transfers end rewards
- * polling each time, and the worker would go on polling for answers that come later, or that a peer on the same CPU cannot give meanwhile. *
- * The rest of a large payload among others is not polled for: the sender is busy with it, and the waits are many.
- */
+/* The rest of a large payload among others is not polled for: the sender is busy with it, and the waits are many. */
 static bool may_poll(struct worker *w)
 {
-	const struct core *c = &w->core;
-
-	if (!c->filling && (!c->awaited || dray_linger_idle(&w->answers, c->now_ns)))
-		return dray_linger_idle(&w->linger, c->now_ns);
+	if (!w->core.filling)
+		return dray_linger_idle(&w->linger, w->core.now_ns);
 	/* it sleeps, which tells nothing about other waits */
 	dray_linger_begin(&w->linger);
 	return false;
-}
-
-/* There was work. */
-static void worked(struct worker *w, int64_t now_ns)
-{
-	dray_linger_worked(&w->linger, now_ns);
-	dray_linger_worked(&w->answers, now_ns);
 }
 
 /* How long to sleep without work, ns; 0: not at all, -1: until an event. */
@@ -167,7 +146,7 @@ static void look(struct worker *w, int64_t timeout)
 		/* also while it polls: a peer's frames and answers come as events alone */
 		if (timeout)
 			w->looked_ns = dray_now().ns;
-		worked(w, w->looked_ns);
+		dray_linger_worked(&w->linger, w->looked_ns);
 	}
 	if (timeout)
 		rings_awake(w);
@@ -233,7 +212,7 @@ void worker_turn(struct worker *w, bool may_sleep)
 	}
 	w->busy = did || more;
 	if (w->busy)
-		worked(w, c->now_ns);
+		dray_linger_worked(&w->linger, c->now_ns);
 	else if (may_sleep)
 		timeout = rest(w, next);
 	if (may_sleep && !timeout && looked_lately(w))

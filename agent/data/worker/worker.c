@@ -98,7 +98,7 @@ int worker_make(struct worker **ret_worker, unsigned index, const struct data_co
 	w->core.counters = &w->counters;
 	w->core.loop.epoll_fd = -1;
 	w->core.now_ns = dray_now().ns;
-	worker_set_poll_time(w);
+	dray_linger_limit(&w->linger, cfg->poll_time_ns, cfg->poll_time_ns);
 	dray_list_init(&w->completed);
 	dray_list_init(&w->unsent);
 	dray_list_init(&w->core.free_slices);
