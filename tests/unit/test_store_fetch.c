@@ -96,25 +96,12 @@ static void fake_deinit(struct core *c, void *state)
 	rig.tcp->deinit(c, state);
 }
 
-/* What devices have begun they finish, unless the test does. */
-static void devices_stop(struct core *c, void *state, struct xfer *x, bool urgent)
-{
-	if (urgent)
-		fake_stop(c, state, x, urgent);
-}
-
 static const struct transport_ops fake = { .id = DMSG_TRANSPORT_TCP,
 					   .deinit = fake_deinit,
 					   .channel = fake_channel,
 					   .progress = fake_progress,
 					   .stop = fake_stop,
-					   .hasten = fake_hasten },
-				  devices = { .id = DMSG_TRANSPORT_RDMA,
-					      .deinit = fake_deinit,
-					      .channel = fake_channel,
-					      .progress = fake_progress,
-					      .stop = devices_stop,
-					      .hasten = fake_hasten };
+					   .hasten = fake_hasten };
 
 /* --- the store's segments ----------------------------------------------------------------------------- */
 
@@ -199,12 +186,6 @@ static int set_up_straight(void **state)
 static int set_up_looking(void **state)
 {
 	make(0, true);
-	return 0;
-}
-
-static int set_up_straight_looking(void **state)
-{
-	make(0, false);
 	return 0;
 }
 
@@ -1349,132 +1330,6 @@ static void test_silent_devices(void **state)
 	device_ends(remote);
 }
 
-static void fence(uint64_t grant)
-{
-	post((struct command){ .type = COMMAND_STORE_FENCED,
-			       .session = session()->xs.handle,
-			       .handle = PEER,
-			       .id = grant });
-}
-
-/* Devices reach the region of the client, and read there what has keys. */
-static void register_region(void)
-{
-	rig.ring.worker->core.transports[TRANSPORTS_MAX - 1] = &devices;
-	post((struct command){
-		.type = COMMAND_KEYS,
-		.kind = OBJECT_REGION,
-		.handle = RING_RIG_FROM,
-		.keys = keys_of((uintptr_t)rig.ring.memory[0], RING_RIG_BYTES, true) });
-}
-
-static void test_devices_straight(void **state)
-{
-	uint64_t before;
-
-	register_region();
-	before = in_use();
-	get(2, 0, "ab");
-	tell_with_keys("01", at_both);
-	assert_true(reads_to(0));
-	assert_int_equal(reading(2)->remote->keys->rails, 1);
-	assert_int_equal(in_use(), before);
-	read_as('x', 0, NULL);
-	assert_true(reads_to(0));
-	read_as('y', 0, NULL);
-	answered(2, 0, "KC");
-	assert_int_equal(rig.ring.memory[0][0], 'x');
-	assert_int_equal(rig.ring.memory[0][PLACE], 0);
-	assert_int_equal(rig.n_ended, 1);
-	assert_int_equal(unregistered(), 0);
-	/* ranges that overlap, and a region that devices do not reach, have the bytes from a place in the store */
-	rig.apart = BYTES - 1;
-	get(3, 0, "cd");
-	tell_with_keys("00", at_peer);
-	assert_false(reads_to(0));
-	assert_null(reading(3)->remote->keys);
-	read_as('x', 0, NULL);
-	answered(3, 0, "KK");
-	rig.apart = PLACE;
-	post((struct command){
-		.type = COMMAND_KEYS, .kind = OBJECT_REGION, .handle = RING_RIG_FROM });
-	get(4, 0, "e");
-	tell_with_keys("0", at_peer);
-	assert_false(reads_to(0));
-	assert_null(reading(4)->remote->keys);
-	assert_int_equal(unregistered(), 3);
-	read_as('x', 0, NULL);
-	answered(4, 0, "K");
-}
-
-/* The client has no answer while devices write to its memory, and they have to end soon if the agent is silent or wants its lease back. */
-static void test_devices_end_first(void **state)
-{
-	register_region();
-	/* its deadline, which does not hurry anybody */
-	get(2, 0, "a");
-	tell_with_keys("0", at_peer);
-	reading(2)->deadline.key = 0;
-	turn();
-	silent();
-	assert_int_equal(rig.n_hastened, 0);
-	assert_int_equal(rig.n_ended, 0);
-	read_as('x', 0, NULL);
-	/* it may be in time by frames */
-	assert_int_equal(rig.n_asks, 2);
-	assert_int_equal(rig.asks[1]->v[0].avoid, 0);
-	tell_with_keys("0", at_peer);
-	assert_true(reads_to(0));
-	assert_null(reading(2)->remote->keys);
-	read_as('x', 0, NULL);
-	answered(2, 0, "K");
-	/* a cancel */
-	get(3, 0, "b");
-	tell_with_keys("0", at_peer);
-	cancel(4, 3);
-	silent();
-	read_as('x', 0, NULL);
-	answered(3, DRAY_E_CANCELLED, "T");
-	cancelled(4);
-	/* a fence */
-	get(5, 0, "c");
-	tell_with_keys("0", at_peer);
-	fence(100);
-	assert_int_equal(rig.n_hastened, 1);
-	assert_int_equal(rig.n_asks, 4);
-	read_as('x', DRAY_E_REVOKED, NULL);
-	assert_int_equal(rig.n_asks, 5);
-	tell("N", NULL);
-	answered(5, 0, "L");
-	/* the session */
-	get(6, 0, "d");
-	tell_with_keys("0", at_peer);
-	shutdown(rig.ring.clients[0], SHUT_RDWR);
-	turn();
-	assert_true(dray_list_empty(&rig.slices));
-}
-
-/* An agent is silent: its devices have a part of the time after which it is that. */
-static void test_devices_are_silent(void **state)
-{
-	register_region();
-	get(2, 0, "a");
-	tell_with_keys("0", at_peer);
-	look(0);
-	assert_int_equal(rig.n_hastened, 1);
-	assert_ptr_equal(rig.hastened, reading(2)->remote);
-	assert_int_equal(reading(2)->code, DRAY_E_TIMEOUT);
-	/* as when its queue pair is lost */
-	read_as('x', DRAY_E_TIMEOUT, NULL);
-	assert_int_equal(rig.n_asks, 2);
-	assert_int_equal(rig.asks[1]->v[0].silent, PEER);
-	tell_with_keys("0", at_peer);
-	assert_null(reading(2)->remote->keys);
-	bytes_come(1);
-	read_as('x', 0, NULL);
-	answered(2, 0, "K");
-}
-
 /* The session ends, also with what an EXISTS of it holds. */
 static void test_session_ends_before_the_device(void **state)
 {
@@ -1500,6 +1355,14 @@ static void test_session_ends_before_the_device(void **state)
 	device_ends(remotes[0]);
 	assert_int_equal(rig.n_ended, 2);
 	assert_true(dray_list_empty(&rig.ring.worker->readings));
+}
+
+static void fence(uint64_t grant)
+{
+	post((struct command){ .type = COMMAND_STORE_FENCED,
+			       .session = session()->xs.handle,
+			       .handle = PEER,
+			       .id = grant });
 }
 
 /* The other agent ends a lease: nothing is read there any more, and it is asked again, because it may have the object still. */
@@ -1820,10 +1683,6 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_device_goes_on, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_slow_devices, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_silent_devices, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(test_devices_straight, set_up_straight, tear_down),
-		cmocka_unit_test_setup_teardown(test_devices_end_first, set_up_straight, tear_down),
-		cmocka_unit_test_setup_teardown(test_devices_are_silent, set_up_straight_looking,
-						tear_down),
 		cmocka_unit_test_setup_teardown(test_session_ends_before_the_device, set_up,
 						tear_down),
 		cmocka_unit_test_setup_teardown(test_fenced, set_up, tear_down),

@@ -293,17 +293,11 @@ void xfer_refuse(struct core *c, struct xfer *x, const struct dray_err *err)
 	forget(c, x);
 }
 
-bool xfer_awaits_devices(const struct core *c, const struct xfer *x)
-{
-	return x->slices && (!x->outlived || x->to_client) &&
-	       c->transports[x->transport_index]->id == DMSG_TRANSPORT_RDMA;
-}
-
 void xfer_stop(struct core *c, struct xfer *x, uint32_t code, const char *detail, bool urgent)
 {
 	const struct transport_ops *ops;
 
-	urgent |= x->outlived && !xfer_awaits_devices(c, x);
+	urgent |= x->outlived;
 	/* The notification may have been delivered: its answer decides, unless the memory goes away. */
 	if (x->state == XFER_NOTIFYING && !urgent && code == DRAY_E_CANCELLED)
 		return;

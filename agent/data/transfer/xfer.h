@@ -36,9 +36,6 @@ void xfer_read(struct core *c, struct xfer_session *s);
 /* The transfer of the session with this request id that has not ended, or NULL. */
 struct xfer *xfer_find(struct xfer_session *s, uint64_t request_id);
 
-/* Whether its stop waits for devices, because they write to memory that is not kept for them. */
-bool xfer_awaits_devices(const struct core *c, const struct xfer *x);
-
 /* Stops it: no new slices, and the transport ends those in flight. urgent: its memory goes away now. Idempotent. */
 void xfer_stop(struct core *c, struct xfer *x, uint32_t code, const char *detail, bool urgent);
 /* The same, urgently, for all transfers of the session, which starts no other. */

@@ -69,7 +69,7 @@ static void source_ops(struct fetch *f, struct source_reads *r)
  */
 static void agent_lost(struct fetch *f, const struct reading *r, bool slow, bool silent)
 {
-	bool otherwise = (slow && r->remote.keys) || r->remote.trailing;
+	bool otherwise = (slow && r->local.keys) || r->remote.trailing;
 	dray_handle peer = r->view.peer;
 
 	for (uint32_t i = 0; i < f->ask->n; i++) {
@@ -338,15 +338,11 @@ void sources_read(struct fetch *f, struct store_ask *k)
 void source_fenced(struct fetch *f, uint32_t source)
 {
 	struct wsession *s = f->session;
-	struct core *c = &s->worker->core;
 
 	f->ask->sources[source].end_ns = 0;
 	if (f->reading && f->source == source) {
-		struct xfer *x = xfer_find(&s->xs, f->batch->call.request_id);
-
-		if (xfer_awaits_devices(c, x))
-			object_hasten(c, x->remote);
-		xfer_stop(c, x, DRAY_E_REVOKED, NULL, false);
+		xfer_stop(&s->worker->core, xfer_find(&s->xs, f->batch->call.request_id),
+			  DRAY_E_REVOKED, NULL, true);
 		return;
 	}
 	for (uint32_t i = 0; i < f->ask->n; i++)
