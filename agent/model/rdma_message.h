@@ -5,7 +5,8 @@
  * The control thread creates and destroys queue pairs; a worker posts on those that it received. Either side may find a
  * queue pair lost. Then the worker stops using it and sends QP_LOST, the control thread destroys it, makes the peer destroy
  * the other end, and sends QP_DEAD. Only after QP_DEAD does the worker retry or end the work in flight on it: until then
- * that work may still arrive. Reads of transfers that stop end with QP_QUIET, because the peer may not answer for long.
+ * that work may still arrive. A transfer that is being stopped and only reads ends with QP_QUIET, when no byte of it can arrive any more:
+ * the peer may be silent for long.
  */
 #pragma once
 
@@ -34,8 +35,8 @@ enum rdma_command {
 	RDMA_PATHS,     /* peer; arg: struct rdma_paths, consumed */
 	RDMA_QP_UP,     /* peer; arg: struct rdma_qp, consumed */
 	RDMA_QP_LOSE, /* peer, id: stop using it; answered by QP_LOST, unless that was sent before */
-	RDMA_QP_QUIET, /* peer, id: it is destroyed here, and DEAD follows when it is at the peer */
-	RDMA_QP_DEAD,  /* peer, id */
+	RDMA_QP_QUIET, /* peer, id: the end here is destroyed; QP_DEAD follows after the peer's end */
+	RDMA_QP_DEAD, /* peer, id */
 	RDMA_STAGING, /* arg: struct rail_keys of its staging memory, or NULL; one reference, consumed */
 	RDMA_WINDOW, /* peer; arg: struct rdma_share, consumed */
 	RDMA_STAGED, /* peer; arg: struct rdma_stage_request, returned; code: DRAY_OK or the error */

@@ -282,7 +282,7 @@ void rdma_channel_take(struct rdma_channel *ch, const struct xfer *x, bool urgen
 /* The operation stop(). */
 void rdma_channel_stop(struct core *c, void *state, struct xfer *x, bool urgent);
 /* The operations hasten() and keys(). */
-void rdma_hasten(struct core *c, void *state, const struct object *remote, int64_t ns);
+void rdma_hasten(struct core *c, void *state, const struct object *remote);
 void rdma_keys_changed(struct core *c, void *state, const struct object *o);
 /* No queue pair can be made: waiting transfers move to another transport, or end. */
 void rdma_channel_give_up(struct rdma_channel *ch);
