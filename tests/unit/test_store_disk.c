@@ -574,12 +574,28 @@ static void test_next_segment_is_needed_during_its_extension(void **state)
 /* The kernel tells it once that the name is not on disk. */
 static void test_name_of_the_next_segment_is_not_on_disk(void **state)
 {
-	stop_preparation(DISK_CALL_SYNC, -EIO);
-	finish(1);
+	stop_preparation(DISK_CALL_SYNC_FOLDER, -EIO);
+	assert_int_equal(finish(1), DISK_OK);
 	assert_int_equal(finish(2), DISK_DOWN);
 	while (rig.state != DISK_STATE_OK)
 		turn();
 	assert_int_equal(put(2, 2, 5000), DISK_OK);
+	check_all();
+}
+
+/* The preparation of the next segment is told that the name of the last one is not on disk. */
+static void test_name_of_the_last_segment_is_not_on_disk(void **state)
+{
+	stop_call = DISK_CALL_SYNC_FOLDER;
+	stop_result = -EIO;
+	stop_next = true;
+	begin_write(0, 1, SEGMENT_BYTES / 4 * 3);
+	sem_wait(&stopped);
+	sem_post(&go_on);
+	assert_int_equal(finish(0), DISK_DOWN);
+	while (rig.state != DISK_STATE_OK)
+		turn();
+	assert_int_equal(put(0, 2, 5000), DISK_OK);
 	check_all();
 }
 
@@ -1337,6 +1353,7 @@ int main(void)
 		TEST(test_next_segment_on_a_crowded_file_system),
 		TEST(test_next_segment_is_needed_during_its_extension),
 		TEST(test_name_of_the_next_segment_is_not_on_disk),
+		TEST(test_name_of_the_last_segment_is_not_on_disk),
 		TEST(test_no_room_for_the_next_segment),
 		TEST(test_part_of_the_blocks_ahead),
 		TEST(test_room_for_a_part_of_a_segment),

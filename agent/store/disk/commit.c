@@ -14,20 +14,15 @@
 /* The control thread ends the requests of a batch in one turn. */
 #define BATCH_MAX 1024
 
-static int sync_segment(struct disk_segment *s)
+static int sync_segment(struct disk_segment *s, uint32_t end)
 {
 	int r = disk_fault(s->disk, DISK_CALL_SYNC);
 
-	if (r == 0)
-		r = s->nameless;
 	if (r < 0)
 		return r;
 	if (fdatasync(s->fd) < 0)
 		return -errno;
-	if (!s->synced && fsync(s->disk->dir_fd) < 0)
-		return -errno;
-	s->synced = true;
-	return 0;
+	return segment_sync_name(s, end);
 }
 
 static int sync_batch(struct disk_batch *b)
@@ -39,7 +34,7 @@ static int sync_batch(struct disk_batch *b)
 		if (r < 0 || it->removes || it->at.segment == last)
 			continue;
 		last = it->at.segment;
-		r = sync_segment(last);
+		r = sync_segment(last, b->end);
 	}
 	return r < 0 ? dray_err_set(&b->why, r, DRAY_E_IO, "writing a segment of the disk tier: %s",
 				    dray_errno_text(r)) :
@@ -174,6 +169,7 @@ void commit_kick(struct disk *d)
 		return;
 	d->committing = true;
 	d->batch.has_next = d->next;
+	d->batch.end = d->next_id;
 	d->batch.rates = rates_changed(d) ? &d->to_save : NULL;
 	dray_jobs_add(d->committer, &d->batch.job, run_batch, batch_done);
 }

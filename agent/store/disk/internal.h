@@ -26,7 +26,6 @@ struct disk_segment {
 	bool extended;            /* it may have blocks beyond its objects */
 	bool sealed;              /* it is not extended any more */
 	bool synced;              /* its name is on disk; of the committing thread */
-	int nameless;             /* an error of that, which the kernel tells once; the same */
 	bool resting, rest_again; /* a job gives back blocks, and does so once more */
 	bool has_next;            /* a next segment was made while this one was the last */
 	int prepared;             /* this one has file and blocks as the next one: 0 or -errno */
@@ -44,8 +43,9 @@ struct disk_batch {
 	struct dray_list requests;      /* in order */
 	const struct disk_rates *rates; /* NULL: the index has them */
 	int result;
+	uint32_t end;    /* of the ids of all segments, when it began */
 	bool has_next;   /* there was a next segment when it began */
-	bool lacks_room; /* there is one, and the file system has less free than it takes */
+	bool lacks_room; /* there was one, and the file system has less free than it takes */
 	struct dray_err why;
 };
 
@@ -69,7 +69,10 @@ struct disk {
 
 	/* The committing thread. */
 	struct dray_jobs *committer;
-	struct database *index;            /* of that thread, after the start; NULL: to be opened */
+	struct database *index; /* of that thread, after the start; NULL: to be opened */
+	/* Of that thread: how fsync() of the folder has failed, which the kernel tells once, for segments before that id without `synced`. */
+	int nameless;
+	uint32_t nameless_end;
 	struct dray_list writes, removals; /* to be committed */
 	struct disk_batch batch;
 	bool committing, probing;
@@ -134,6 +137,8 @@ void segment_prepare_next(struct disk *d);
 void segment_drop_next(struct disk *d);
 /* The file system has less free than a segment. Blocks. */
 bool segment_lacks_room(const struct disk *d);
+/* The name is on disk, or -errno. end: of the ids of the segments that fail with this one. On the committing thread. */
+int segment_sync_name(struct disk_segment *s, uint32_t end);
 /* Gives the blocks beyond its objects back. Blocks. */
 void segment_trim(struct disk_segment *s);
 

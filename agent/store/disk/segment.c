@@ -203,6 +203,26 @@ void segment_rest(struct disk_segment *s)
 
 /* --- the next segment ------------------------------------------------------------------------------ */
 
+int segment_sync_name(struct disk_segment *s, uint32_t end)
+{
+	struct disk *d = s->disk;
+	int r;
+
+	if (s->synced)
+		return 0;
+	if (s->id < d->nameless_end)
+		return d->nameless;
+	r = disk_fault(d, DISK_CALL_SYNC_FOLDER);
+	if (r == 0 && fsync(d->dir_fd) < 0)
+		r = -errno;
+	s->synced = r == 0;
+	if (r < 0) {
+		d->nameless = r;
+		d->nameless_end = end;
+	}
+	return r;
+}
+
 /* Its file and blocks, and that its name is on disk, for which the first batch with its objects would wait. */
 static int make_file(struct disk_segment *s)
 {
@@ -217,12 +237,7 @@ static int make_file(struct disk_segment *s)
 	pthread_mutex_unlock(&s->lock);
 	if (r < 0)
 		return r;
-	r = disk_fault(s->disk, DISK_CALL_SYNC);
-	if (!r && fsync(s->disk->dir_fd) < 0)
-		r = -errno;
-	s->synced = !r;
-	s->nameless = r;
-	return r;
+	return segment_sync_name(s, s->id + 1);
 }
 
 static void run_preparation(struct dray_job *j)
