@@ -277,6 +277,25 @@ static void an_event_while_polling_is_work(void **state)
 	assert_int_equal(l->state, DRAY_LINGER_POLLING);
 }
 
+/* The rest of a payload is not polled for while its parts come, and then other work is polled for again. */
+static void a_worker_sleeps_between_the_parts_of_a_payload(void **state)
+{
+	struct worker *w = rig.worker;
+	int64_t poll_ns = 3600 * DRAY_NS_PER_SEC;
+
+	poll_time(poll_ns);
+	w->core.filling = 1;
+	w->core.filled_ns = INT64_MAX / 2;
+	dray_wake(w->command_fd);
+	worker_turn(w, true);
+	assert_int_equal(w->linger.state, DRAY_LINGER_WORKING);
+	assert_int_equal(w->linger.budget_ns, poll_ns);
+	w->core.filled_ns = 0;
+	worker_turn(w, true);
+	assert_int_equal(w->linger.state, DRAY_LINGER_POLLING);
+	w->core.filling = 0;
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -297,6 +316,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(a_worker_does_not_sleep_beside_work, setup,
 						teardown),
 		cmocka_unit_test_setup_teardown(an_event_while_polling_is_work, setup, teardown),
+		cmocka_unit_test_setup_teardown(a_worker_sleeps_between_the_parts_of_a_payload,
+						setup, teardown),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

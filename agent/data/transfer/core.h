@@ -319,7 +319,9 @@ struct core {
 	uint32_t slices_free;
 	uint64_t next_slice_id;
 	uint32_t awaited; /* descriptors on which a transport waits for an answer to its slices */
-	uint32_t filling; /* descriptors on which much of one of many payloads is still to come */
+	/* descriptors on which a payload that follows another one lacks more than a few bytes; and when the last one got some */
+	uint32_t filling;
+	int64_t filled_ns;
 	/* a channel got work, perhaps of a transport whose part of the turn is over, or a transfer waits */
 	bool kicked;
 	const struct transport_ops *transports[TRANSPORTS_MAX]; /* best first */

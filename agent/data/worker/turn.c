@@ -13,6 +13,8 @@
 /* Slots of the event ring that clients must leave for the worker's own events. */
 #define EVENTS_RESERVE 512
 #define LOOK_AGAIN_NS ((int64_t)DRAY_NS_PER_MS)
+/* Without a part of a large payload for so long, its sender has stopped. */
+#define FILLING_NS ((int64_t)DRAY_NS_PER_MS)
 /*
  * Interval between looks at descriptors while rings are polled, because the system call costs as much as a small
  * transfer. It grows while nothing is found, unless a transport waits for a peer's answer on one of them.
@@ -101,11 +103,13 @@ static bool announce_sleep(struct worker *w)
 	return work || !dray_spsc_empty(&w->commands);
 }
 
-/* The rest of a large payload among others is not polled for: the sender is busy with it, and the waits are many. */
+/* The rest of a large payload among others is not polled for while its parts come: the sender is busy with it, and the waits are many. */
 static bool may_poll(struct worker *w)
 {
-	if (!w->core.filling)
-		return dray_linger_idle(&w->linger, w->core.now_ns);
+	const struct core *c = &w->core;
+
+	if (!c->filling || c->now_ns - c->filled_ns > FILLING_NS)
+		return dray_linger_idle(&w->linger, c->now_ns);
 	/* it sleeps, which tells nothing about other waits */
 	dray_linger_begin(&w->linger);
 	return false;

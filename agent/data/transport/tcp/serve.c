@@ -12,8 +12,8 @@
  * A frame holds its grant and region until its last access to their memory. When one of them is dropped
  * meanwhile, the remaining payload of a WRITE is discarded, and a READ answer that is sent from host memory
  * has a short time to finish. A FIND is answered from a copy at once, or from objects that the store holds
- * until they are sent; what such an answer needs of a large object is computed in turns. If an error cannot be reported in a head because the head was sent, the stream is
- * closed.
+ * until they are sent; what such an answer needs of a large object is computed in turns. If an error cannot be
+ * reported in a head because the head was sent, the stream is closed.
  */
 #include "agent/data/transport/tcp/serve.h"
 

@@ -107,6 +107,8 @@ static void update_filling(struct tcp_stream *s)
 	bool filling = s->state == TCP_OPEN && s->side != &tcp_requester_side && s->follows &&
 		       s->payload_left > FILLING;
 
+	if (filling)
+		s->tcp->c->filled_ns = s->moved_ns;
 	if (filling == s->filling)
 		return;
 	s->filling = filling;
