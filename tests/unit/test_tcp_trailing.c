@@ -587,10 +587,10 @@ static void test_not_completed(void **state)
 		assert_int_equal(owner.n_ended, 0);
 		if (round == 1)
 			lab_stream_reset(b, LAB_PEER, HAND_STREAM);
-		if (round == 2) {
+		if (round == 2)
 			lab_advance(&hand.lab, 11000);
+		if (round)
 			lab_until(&hand.lab, owner.n_ended);
-		}
 		b->closed.n = 0;
 		hand_import_finish();
 		assert_int_equal(owner.n_made, 1);
