@@ -83,7 +83,6 @@ struct lab {
 /* Behaviour of the verbs; the test writes it between jobs. */
 static struct {
 	_Atomic int open_error, reg_error, dereg_error, create_error, modify_error;
-	_Atomic int destroy_error;
 	_Atomic int max_cqe; /* 0: no limit */
 	_Atomic unsigned least_depth;
 	_Atomic int contexts, mrs, qps, cqs, pds, channels, closed_in_use, asked_too_much;
@@ -92,6 +91,7 @@ static struct {
 	_Atomic unsigned n_stuck;
 	struct ibv_qp *stuck_qps[8]; /* likewise, that were not destroyed */
 	_Atomic unsigned n_stuck_qps;
+	_Atomic unsigned n_to_stick; /* so many of the next ones are not destroyed */
 	_Atomic uint64_t largest;
 	_Atomic int last_fd;
 	_Atomic uint64_t last_offset;
@@ -272,9 +272,10 @@ static inline int v_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int m
 
 static inline int v_destroy_qp(struct ibv_qp *qp)
 {
-	if (dev.destroy_error && dev.n_stuck_qps < DRAY_ARRAY_SIZE(dev.stuck_qps)) {
+	if (dev.n_to_stick) {
+		dev.n_to_stick--;
 		dev.stuck_qps[dev.n_stuck_qps++] = qp;
-		return dev.destroy_error;
+		return -EIO;
 	}
 	UNMAKE(qp, qps);
 }

@@ -224,10 +224,9 @@ static void test_queue_pairs_stuck(void **state)
 	(void)state;
 	ask("10.0.0.9:1", "a@x", 2, 100);
 	UNTIL(got.n == 1);
-	dev.destroy_error = -EIO;
+	dev.n_to_stick = 2;
 	rails_guests_end(lab->rails, NULL, NULL, "the test ends them");
 	UNTIL(dev.n_stuck_qps == 2);
-	dev.destroy_error = 0;
 	UNTIL(!IS(0, "up"));
 	assert_int_equal(metric(DRAY_METRIC_MOONCAKE_QUEUE_PAIRS), 2);
 	UNTIL((let_go(&said), !metric(DRAY_METRIC_MOONCAKE_QUEUE_PAIRS)));

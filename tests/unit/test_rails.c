@@ -620,10 +620,9 @@ static void test_serving_queue_pair_stuck(void **state)
 	rails_peer_connect(lab->rails, PEER, 1, &m);
 	UNTIL(lab->replies == 1);
 	said = lab->n_told;
-	dev.destroy_error = -EIO;
+	dev.n_to_stick = 1;
 	assert_true(rails_peer_down(lab->rails, PEER));
 	UNTIL(dev.n_stuck_qps == 1);
-	dev.destroy_error = 0;
 	UNTIL(!IS(0, "up"));
 	assert_int_equal(lab->quiet, 0);
 	assert_int_equal(metric(DRAY_METRIC_RDMA_SERVING_QUEUE_PAIRS), 1);
@@ -646,10 +645,9 @@ static void connect_three(void)
 /* The last one of three that post is lost and cannot be destroyed. The device goes, and with it the other two. */
 static void stick_last(void)
 {
-	dev.destroy_error = -EIO;
+	dev.n_to_stick = 1;
 	say(RDMA_QP_LOST, last(RDMA_QP_UP)->id, IBV_WC_RETRY_EXC_ERR);
 	UNTIL(dev.n_stuck_qps == 1);
-	dev.destroy_error = 0;
 	lab->close_fn(lab->close_arg, 0, NULL);
 	UNTIL(told(RDMA_QP_LOSE) == 2);
 	rails_peer_down(lab->rails, PEER);

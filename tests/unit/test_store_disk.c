@@ -575,7 +575,7 @@ static void test_next_segment_is_needed_during_its_extension(void **state)
 static void test_name_of_the_next_segment_is_not_on_disk(void **state)
 {
 	stop_preparation(DISK_CALL_SYNC_FOLDER, -EIO);
-	assert_int_equal(finish(1), DISK_OK);
+	finish(1); /* maybe in one commit with the other one */
 	assert_int_equal(finish(2), DISK_DOWN);
 	while (rig.state != DISK_STATE_OK)
 		turn();
