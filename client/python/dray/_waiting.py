@@ -183,6 +183,8 @@ class Waiting:
     def _took(self) -> None:
         """Wakes threads that wait for what this one has taken or ended: the descriptor does not show it any more."""
         self._taken = next(self._takes)
+        if not self._leader and not self._curious:
+            return
         for lock in list(self._curious):
             self._rouse(lock)
         led = self._led
