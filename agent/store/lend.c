@@ -55,25 +55,33 @@ static bool sum_go_on(struct summing *c, const struct store_object *o, uint64_t 
 	return c->at == o->policy.bytes;
 }
 
-/* The object is held. False: the turn is over. */
-static bool item_sum(struct store_loan *l, struct loan_item *i, uint64_t *turn)
+/* The same, unless the checksum is known; it is from its end on. False: the turn is over. */
+static bool object_sum(struct summing *c, struct store_object *o, uint64_t *turn)
 {
-	struct store_object *o = i->get.object;
-	struct store *s = l->store;
+	struct store *s = store_of(o);
 	struct sum_part sum;
 
 	pthread_mutex_lock(&s->lock);
 	sum = *sum_part(o);
 	pthread_mutex_unlock(&s->lock);
-	if (!sum.known && (!*turn || !sum_go_on(&l->sum, o, turn)))
+	if (sum.known) {
+		*c = (struct summing){ o->policy.bytes, sum.crc };
+		return true;
+	}
+	if (!*turn || !sum_go_on(c, o, turn))
 		return false;
-	if (!sum.known)
-		sum = (struct sum_part){ l->sum.crc, true };
-	l->sum = (struct summing){ 0 };
-	i->crc = sum.crc;
 	pthread_mutex_lock(&s->lock);
-	*sum_part(o) = sum;
+	*sum_part(o) = (struct sum_part){ c->crc, true };
 	pthread_mutex_unlock(&s->lock);
+	return true;
+}
+
+static bool item_sum(struct store_loan *l, struct loan_item *i, uint64_t *turn)
+{
+	if (!object_sum(&l->sum, i->get.object, turn))
+		return false;
+	i->crc = l->sum.crc;
+	l->sum = (struct summing){ 0 };
 	return true;
 }
 
@@ -316,16 +324,7 @@ enum dmsg_store_status store_find(struct store *s, struct dray_str space, struct
 
 bool store_lent_sum(struct store_lent *f, uint64_t *turn)
 {
-	struct store *s = store_of(f->object);
-
-	if (f->sum.at == f->bytes)
-		return true;
-	if (!sum_go_on(&f->sum, f->object, turn))
-		return false;
-	pthread_mutex_lock(&s->lock);
-	*sum_part(f->object) = (struct sum_part){ f->sum.crc, true };
-	pthread_mutex_unlock(&s->lock);
-	return true;
+	return f->sum.at == f->bytes || object_sum(&f->sum, f->object, turn);
 }
 
 void store_lent_end(struct store_lent *f)

@@ -284,6 +284,7 @@ struct store_asker {
 
 /* Other agents read objects of name spaces with a name. */
 bool store_lends(const struct store *s);
+
 /* A checksum that is computed in turns. Zeroed before the first one. */
 struct summing {
 	uint64_t at; /* it is that of the bytes before */
