@@ -462,6 +462,13 @@ static void wait_for_files(unsigned n)
 		turn();
 }
 
+/* The tier has failed, and comes back by itself. */
+static void wait_until_ok(void)
+{
+	while (rig.state != DISK_STATE_OK)
+		turn();
+}
+
 /* Segment 2 is made when segment 1 is half full. */
 static void make_next(void)
 {
@@ -525,8 +532,7 @@ static void test_next_segment_after_an_error(void **state)
 	assert_int_equal(put(2, 1, 5000), DISK_DOWN);
 	wait_for_files(1);
 	faults[DISK_CALL_WRITE] = 0;
-	while (rig.state != DISK_STATE_OK)
-		turn();
+	wait_until_ok();
 	assert_int_equal(put(2, 2, 5000), DISK_OK);
 	check_all();
 	restart();
@@ -577,8 +583,7 @@ static void test_name_of_the_next_segment_is_not_on_disk(void **state)
 	stop_preparation(DISK_CALL_SYNC_FOLDER, -EIO);
 	finish(1); /* maybe in one commit with the other one */
 	assert_int_equal(finish(2), DISK_DOWN);
-	while (rig.state != DISK_STATE_OK)
-		turn();
+	wait_until_ok();
 	assert_int_equal(put(2, 2, 5000), DISK_OK);
 	check_all();
 }
@@ -593,8 +598,7 @@ static void test_name_of_the_last_segment_is_not_on_disk(void **state)
 	sem_wait(&stopped);
 	sem_post(&go_on);
 	assert_int_equal(finish(0), DISK_DOWN);
-	while (rig.state != DISK_STATE_OK)
-		turn();
+	wait_until_ok();
 	assert_int_equal(put(0, 2, 5000), DISK_OK);
 	check_all();
 }
@@ -687,8 +691,7 @@ static void test_blocks_ahead_of_a_failed_write(void **state)
 	faults[DISK_CALL_WRITE] = -EIO;
 	assert_int_equal(put(1, 1, 50000), DISK_DOWN);
 	faults[DISK_CALL_WRITE] = 0;
-	while (rig.state != DISK_STATE_OK)
-		turn();
+	wait_until_ok();
 	assert_int_equal(file_bytes(1), disk_blocks(5000) + disk_blocks(50000));
 	assert_int_equal(put(1, 2, 100), DISK_OK);
 	check_all();
@@ -981,8 +984,7 @@ static void test_tier_returns_without_memory_for_a_timer(void **state)
 	faults[DISK_CALL_SYNC] = -EIO;
 	assert_int_equal(put(0, 1, 5000), DISK_DOWN);
 	faults[DISK_CALL_SYNC] = 0;
-	while (rig.state != DISK_STATE_OK)
-		turn();
+	wait_until_ok();
 	no_timers = false;
 }
 
