@@ -32,8 +32,8 @@ void *dray_map_shared(int fd, uint64_t offset, uint64_t bytes, int prot);
 int dray_populate(void *p, uint64_t bytes, bool write);
 
 /*
- * Fills a shared mapping that is writable with huge pages, also where shmem_enabled is "never", which means those that nobody asks for
- * (MADV_COLLAPSE). Pages that are there are copied, so others may use the mapping meanwhile. What is no whole huge page is left, and what
+ * Fills a shared mapping that is writable with huge pages, also where shmem_enabled is "never", because MADV_COLLAPSE asks for them
+ * explicitly. Pages that are there are copied, so others may use the mapping meanwhile. What is no whole huge page is left, and what
  * a device uses. False: there are no more now, or before Linux 6.1; the rest is left. dray_populate() fills what is left.
  */
 bool dray_populate_huge(void *p, uint64_t bytes);

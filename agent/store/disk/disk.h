@@ -93,7 +93,7 @@ enum disk_call {
 	DISK_CALL_WRITE,
 	DISK_CALL_EXTEND, /* of a segment, ahead of its objects */
 	DISK_CALL_SYNC,
-	DISK_CALL_SYNC_FOLDER,
+	DISK_CALL_SYNC_FOLDER, /* which has the names of segments */
 	DISK_CALL_COMMIT,
 	DISK_CALL_ALLOC, /* of what a request needs; by the store */
 	DISK_CALL_N

@@ -19,7 +19,7 @@
 
 /* Payload of a bulky frame, at least: copying it twice costs about as much as a system call. */
 #define BULKY 16384
-/* What is left of a payload while its stream counts in core.filling is more. */
+/* A stream counts in core.filling while more bytes of a payload than these are to come. */
 #define FILLING 65536
 
 static void ready(struct loop_source *source, uint32_t events)
