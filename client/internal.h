@@ -397,6 +397,8 @@ void dc_store_take_back(struct dray *d);
 void dc_store_completed(struct dray *d, struct request *r, const struct dmsg_cqe *e);
 int dc_store_answered(struct dray *d, struct request *r, const union dmsg_body *m,
 		      const struct dray_fds *fds);
+/* A READ has ended: leases that no caller will see end. */
+void dc_store_read_ended(struct dray *d, struct request *r);
 /* Numbers of the agent's memfds are void. What is mapped stays until dc_store_free(). */
 void dc_store_lost(struct dray *d);
 void dc_store_free(struct dray *d);

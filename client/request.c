@@ -256,6 +256,9 @@ static void object_ended(struct dray *d, struct request *r, struct dray_str text
 	case DMSG_MAILBOX_CLOSE:
 		dc_mailbox_ended(d, r, text);
 		break;
+	case DMSG_STORE_READ:
+		dc_store_read_ended(d, r);
+		break;
 	default:
 		break;
 	}

@@ -274,6 +274,7 @@ static int places_take(struct dray *d, struct request *r, const struct dray_vec 
 		       const struct dray_fds *fds)
 {
 	struct answer *a;
+	int error = 0;
 
 	if (places->n != r->number)
 		return dc_session_defect(d, "the agent's answer has %u places for %llu keys",
@@ -281,16 +282,16 @@ static int places_take(struct dray *d, struct request *r, const struct dray_vec 
 	a = answer_new(r, places->n);
 	if (!a)
 		return -DRAY_E_NO_MEMORY;
+	/* all of them, also after an error: their leases are to end */
 	for (uint32_t i = 0; i < places->n; i++) {
 		struct dmsg_store_place p;
-		int error;
+		int code;
 
 		dmsg_store_place_get(places->p + (size_t)i * DMSG_STORE_PLACE_SIZE, &p);
-		error = place_take(d, &p, fds, &a->v[i]);
-		if (error)
-			return error;
+		code = place_take(d, &p, fds, &a->v[i]);
+		error = error ? error : code;
 	}
-	return 0;
+	return error;
 }
 
 int dc_store_answered(struct dray *d, struct request *r, const union dmsg_body *m,
@@ -460,14 +461,52 @@ int dray_store(struct dray *d, enum dray_store_operation operation,
 	return error;
 }
 
+/* The message of r in d->out, for at most DMSG_STORE_KEYS_MAX leases. Its bytes. */
+static size_t release_encode(struct dray *d, const struct request *r, const uint64_t *leases,
+			     size_t n)
+{
+	uint8_t records[DMSG_STORE_KEYS_MAX * DMSG_STORE_LEASE_SIZE];
+	union dmsg_body m = { .store_release = { .leases = { records, (uint32_t)n } } };
+
+	for (size_t i = 0; i < n; i++)
+		dray_le_put64(records + i * DMSG_STORE_LEASE_SIZE, leases[i]);
+	return (size_t)dmsg_body_encode(DMSG_STORE_RELEASE, d->out, DMSG_MESSAGE_MAX, r->id, &m);
+}
+
+/* Without memory for the request, they end with the session. */
+static void release(struct dray *d, const uint64_t *leases, size_t n)
+{
+	struct request *r = dc_request_internal(d, DMSG_STORE_RELEASE, NO_REGION, NO_REMOTE, n);
+
+	if (!r)
+		return;
+	r->length = (uint32_t)release_encode(d, r, leases, n);
+	r->data = malloc(r->length);
+	if (r->data)
+		memcpy(r->data, d->out, r->length);
+	else
+		dc_request_free(d, r);
+}
+
+void dc_store_read_ended(struct dray *d, struct request *r)
+{
+	struct answer *a = r->abandoned || r->status ? dray_take(r->answer) : NULL;
+	uint64_t leases[DMSG_STORE_KEYS_MAX];
+	size_t n = 0;
+
+	for (size_t i = 0; a && i < a->results.n; i++)
+		if (a->v[i].lease)
+			leases[n++] = a->v[i].lease;
+	if (n)
+		release(d, leases, n);
+	free(a);
+}
+
 int dray_store_release_start(struct dray *d, const uint64_t *leases, size_t n, void *arg,
 			     uint64_t *ret_id)
 {
 	struct dray *in dray_auto(dc_leave) = dc_enter(d);
-	uint8_t records[DMSG_STORE_KEYS_MAX * DMSG_STORE_LEASE_SIZE];
-	union dmsg_body m = { 0 };
 	struct request *r;
-	int length;
 
 	if (!in)
 		return -DRAY_E_OUT_OF_ORDER;
@@ -478,11 +517,7 @@ int dray_store_release_start(struct dray *d, const uint64_t *leases, size_t n, v
 	if (!r)
 		return dc_failed();
 	r->number = n;
-	for (size_t i = 0; i < n; i++)
-		dray_le_put64(records + i * DMSG_STORE_LEASE_SIZE, leases[i]);
-	m.store_release.leases = (struct dray_vec){ records, (uint32_t)n };
-	length = dmsg_body_encode(DMSG_STORE_RELEASE, d->out, DMSG_MESSAGE_MAX, r->id, &m);
-	return dc_request_go_with(d, r, d->out, (size_t)length, ret_id);
+	return dc_request_go_with(d, r, d->out, release_encode(d, r, leases, n), ret_id);
 }
 
 int dray_store_release(struct dray *d, const uint64_t *leases, size_t n)

@@ -3,6 +3,9 @@
 #include <poll.h>
 #include <string.h>
 
+#include "lib/assert.h"
+#include "lib/cleanup.h"
+#include "lib/memfd.h"
 #include "tests/unit/client_rig.h"
 #include "tests/unit/cm.h"
 
@@ -293,6 +296,103 @@ static void late_answers_are_undone(void **state)
 	dray_disconnect(d);
 }
 
+/* The READ that waits for its answer, and the leases that have ended. */
+static uint64_t read_request, ended_leases[4];
+static uint32_t ended_leases_n;
+
+static bool keep_read(struct fake *f, const struct dmsg_header *h, const uint8_t *body,
+		      struct dray_fds *fds)
+{
+	struct dmsg_store_release m;
+	uint8_t buf[64];
+
+	if (h->type == DMSG_STORE_READ)
+		read_request = h->request_id;
+	if (h->type != DMSG_STORE_RELEASE)
+		return h->type == DMSG_STORE_READ;
+	dray_assert(dmsg_store_release_decode(body, h->length, &m, NULL) == 0);
+	for (uint32_t i = 0; i < m.leases.n; i++)
+		ended_leases[ended_leases_n++] =
+			dray_le_get64(m.leases.p + i * DMSG_STORE_LEASE_SIZE);
+	fake_send(f,
+		  dmsg_store_release_reply_encode(buf, sizeof(buf), h->request_id,
+						  &(struct dmsg_store_release_reply){ m.leases.n }),
+		  buf);
+	return true;
+}
+
+/* Two objects of one memfd, and a key that is not found. arg: its descriptor is lost on the way. */
+static void answer_read(struct fake *f, void *arg)
+{
+	static const struct dmsg_store_place places[] = {
+		{ .length = 8, .file = 1, .file_bytes = 4096, .lease = 77 },
+		{ .status = DMSG_STORE_STATUS_NOT_FOUND, .fd_index = UINT16_MAX },
+		{ .length = 8,
+		  .file = 1,
+		  .file_bytes = 4096,
+		  .offset = 64,
+		  .lease = 78,
+		  .fd_index = UINT16_MAX },
+	};
+	uint8_t records[DRAY_ARRAY_SIZE(places) * DMSG_STORE_PLACE_SIZE], buf[512];
+	struct dmsg_store_read_reply m = { { records, DRAY_ARRAY_SIZE(places) } };
+	int fd dray_auto_close = dray_memfd_new("store", 4096, false);
+	int n;
+
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(places); i++)
+		dmsg_store_place_put(records + i * DMSG_STORE_PLACE_SIZE, &places[i]);
+	n = dmsg_store_read_reply_encode(buf, sizeof(buf), read_request, &m);
+	dray_seqpacket_send(f->conn, buf, (size_t)n, &fd, arg ? 0 : 1);
+}
+
+/* Nobody sees the leases of a READ whose answer comes too late, or cannot be used. */
+static void leases_that_nobody_sees_end(void **state)
+{
+	static const struct dray_store_item items[3] = {
+		{ .key = "a", .key_length = 1 },
+		{ .key = "b", .key_length = 1 },
+		{ .key = "c", .key_length = 1 },
+	};
+	static const struct dray_store_batch batch = { .items = items, .items_n = 3 };
+	struct dray_options o = client_options();
+	struct dray_store_result results[3];
+	struct dray_completion c;
+	bool lost = true;
+	struct dray *d = NULL;
+	uint64_t id;
+
+	o.request_ms = 30;
+	assert_int_equal(dray_connect(&o, &d, NULL, 0), 0);
+	client_fake.hook = keep_read;
+	ended_leases_n = 0;
+	assert_int_equal(dray_store(d, DRAY_STORE_READ, &batch, results), -DRAY_E_TIMEOUT);
+	fake_do(&client_fake, answer_read, NULL);
+	while (!fake_count(&client_fake, DMSG_STORE_RELEASE))
+		assert_int_equal(dray_process(d, 10), 0);
+	dray_disconnect(d);
+
+	d = client_connect(0);
+	assert_int_equal(dray_store_start(d, DRAY_STORE_READ, &batch, NULL, &id), 0);
+	fake_do(&client_fake, answer_read, &lost);
+	assert_int_equal(dray_wait(d, id, -1, &c), 0);
+	assert_int_equal(c.status, -DRAY_E_NO_FDS);
+	assert_null(c.store);
+	while (fake_count(&client_fake, DMSG_STORE_RELEASE) < 2)
+		assert_int_equal(dray_process(d, 10), 0);
+
+	/* its caller ends them itself */
+	assert_int_equal(dray_store_start(d, DRAY_STORE_READ, &batch, NULL, &id), 0);
+	fake_do(&client_fake, answer_read, NULL);
+	assert_int_equal(dray_wait(d, id, -1, &c), 0);
+	assert_int_equal(c.status, 0);
+	assert_int_equal(c.store->v[0].lease, 77);
+	assert_int_equal(c.store->v[2].lease, 78);
+	dray_disconnect(d);
+	assert_int_equal(fake_count(&client_fake, DMSG_STORE_RELEASE), 2);
+	for (uint32_t i = 0; i < 4; i++)
+		assert_int_equal(ended_leases[i], 77 + i % 2);
+}
+
 static void groups_share_regions(void **state)
 {
 	struct dray *d = client_connect(0);
@@ -380,11 +480,11 @@ static void busy_requests_are_retried(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		TEST(regions_tokens_remotes),    TEST(extents_share_descriptors),
-		TEST(events_are_delivered),      TEST(handles_are_confused),
-		TEST(events_have_a_limit),       TEST(blocking_calls_keep_the_wake_up),
-		TEST(late_answers_are_undone),   TEST(groups_share_regions),
-		TEST(busy_requests_are_retried),
+		TEST(regions_tokens_remotes),  TEST(extents_share_descriptors),
+		TEST(events_are_delivered),    TEST(handles_are_confused),
+		TEST(events_have_a_limit),     TEST(blocking_calls_keep_the_wake_up),
+		TEST(late_answers_are_undone), TEST(leases_that_nobody_sees_end),
+		TEST(groups_share_regions),    TEST(busy_requests_are_retried),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
