@@ -310,6 +310,43 @@ def test_leases_end_with_the_reader(agent):
         until(lambda: counters(agent)["dray_store_held_bytes"] == 0, "the end of the lease")
 
 
+def test_release_that_finds_no_room(agent):
+    """More releases than may wait for an agent that stands still: those that are refused can be made again."""
+    with User(agent) as user:
+        user.put(b"key", b"value")
+        views = [view for _ in range(5) for view in user.store.read([b"key"] * 1024)]
+        agent.signal(signal.SIGSTOP)
+        refused = []
+        for view in views:
+            try:
+                view.release()
+            except errors.Busy:
+                refused.append(view)
+        agent.signal(signal.SIGCONT)
+        assert refused and not any(view.data for view in views)
+        for view in refused:
+            def released(view=view):
+                try:
+                    view.release()
+                except errors.Busy:
+                    user.client.process()
+                    return False
+                return True
+            until(released, "room for the release")
+        until(lambda: user.client.process() or counters(agent)["dray_store_held_bytes"] == 0, "the end of all leases")
+
+
+def test_leases_of_a_read_that_is_given_up_end(agent):
+    with User(agent) as user:
+        user.put(b"key", b"value")
+        agent.signal(signal.SIGSTOP)
+        pending = user.store.read([b"key"] * 1024, wait=False)
+        pending.cancel()
+        agent.signal(signal.SIGCONT)
+        until(lambda: user.get(b"key", 5) == b"value", "a later answer")
+        until(lambda: user.client.process() or counters(agent)["dray_store_held_bytes"] == 0, "the end of all leases")
+
+
 # --- faults ---------------------------------------------------------------------------------------
 
 def test_region_removed_in_mid_put(agent):

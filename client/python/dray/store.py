@@ -128,12 +128,12 @@ class StoreView:
         self.status, self.wait, self.data = status, wait, data
 
     def release(self) -> None:
-        """Ends the lease. Does not wait. Views of `data` that are left, such as arrays, must not be used any more."""
-        lease, self._lease = self._lease, 0
-        if self.data is not None:
-            self.data = None
-        if lease and self._client._d:
-            _release(self._client, [lease])
+        """Ends the lease. Does not wait. Views of `data` that are left, such as arrays, must not be used any more.
+
+        errors.Busy: too many requests wait. The lease lasts then; try again after process().
+        """
+        self.data = None
+        _release(self._client, [self])
 
     def __enter__(self) -> StoreView:
         return self
@@ -208,7 +208,7 @@ class Store:
         """Leases objects to be read in place; returns a StoreView for each key. Release each of them."""
         client = self.client
         return self._start(lib.STORE_READ, _batch(list(keys)), wait, lambda results: [_view(client, one) for one in results.v[:results.n]],
-                           lambda views: [view.release() for view in views])
+                           lambda views: _release(client, views))
 
     def _copy(self, operation: int, region: Region, items: Iterable[Any], deadline: float | None, wait: bool, replicas: int = 0,
               at: bytes = b"") -> Any:
@@ -289,9 +289,14 @@ def _view(client: Client, r: Any) -> StoreView:
     return StoreView(client, _STATUSES.get(r.status, Status.LOST), r.wait_ms / 1000, data, r.lease)
 
 
-def _release(client: Client, leases: list[int]) -> None:
-    pending = _Release(client)
-    client._request(pending, lib.held.dray_store_release_start, (c_uint64 * len(leases))(*leases), len(leases))
+def _release(client: Client, views: list[StoreView]) -> None:
+    """Ends the leases that these views have, at most those of a batch."""
+    leased = [view for view in views if view._lease]
+    if leased and client._d:
+        leases = [view._lease for view in leased]
+        client._request(_Release(client), lib.held.dray_store_release_start, (c_uint64 * len(leases))(*leases), len(leases))
+    for view in leased:
+        view._lease = 0
 
 
 def _copied(items: list[Any]) -> lib.StoreBatch:
