@@ -7,7 +7,7 @@ import pytest
 from dray import Status, Tier, errors
 from harness import LIMIT, MIB, until
 from test_store import User, counters
-from test_store_peers import UID, agents_that_lend, pair, released, value_of  # noqa: F401 (a fixture)
+from test_store_peers import IMPATIENT, UID, agents_that_lend, pair, released, value_of  # noqa: F401 (a fixture)
 
 ONCE = {"store.keep_copies": "false"}
 SIZES = (1, 4096, 16 * 1024 + 1, 64 * 1024, 64 * 1024 + 1, 300000, MIB, MIB + 1, 4 * MIB)
@@ -25,7 +25,7 @@ def found_so(reader, here, key, value):
 
 @pytest.mark.parametrize("keep", ["true", "false"])
 def test_small_objects(pair, keep):  # noqa: F811
-    owner, reader = pair(reader={"store.keep_copies": keep, "store.peer_timeout": "10s"})
+    owner, reader = pair(reader={"store.keep_copies": keep})
     with User(owner, space="kv") as there, User(reader, space="kv") as here:
         for i in range(200):
             assert there.put(b"try %d" % i, b"value") == Status.OK
@@ -47,7 +47,7 @@ def test_small_objects(pair, keep):  # noqa: F811
 
 def test_batch(pair):  # noqa: F811
     """Keys from here, from there and from nowhere, and room that is too small."""
-    owner, reader = pair(reader=ONCE | {"store.peer_timeout": "10s"})
+    owner, reader = pair(reader=ONCE)
     with User(owner, space="kv") as there, User(reader, space="kv") as here:
         for key in (b"one", b"two", b"wide"):
             assert there.put(key, value_of(key, 9000)) == Status.OK
@@ -74,7 +74,7 @@ def test_batch(pair):  # noqa: F811
 
 def test_without_polling(pair):  # noqa: F811
     """The reader's worker sleeps after each turn, but not while the copy of what it has found waits for one."""
-    owner, reader = pair(reader=ONCE | {"store.peer_timeout": "10s", "agent.poll_time": "0us", "transfer.slice_timeout": "5min"})
+    owner, reader = pair(reader=ONCE | {"agent.poll_time": "0us", "transfer.slice_timeout": "5min"})
     with User(owner, space="kv") as there, User(reader, space="kv") as here:
         assert there.put(b"key", value_of(b"key", 16 * 1024)) == Status.OK
         found_so(reader, here, b"key", value_of(b"key", 16 * 1024))
@@ -84,7 +84,7 @@ def test_without_polling(pair):  # noqa: F811
 
 def test_more_room_asks_for_a_lease(pair):  # noqa: F811
     """Whether an object is small is not known before: the room for it decides."""
-    owner, reader = pair(reader=ONCE | {"store.peer_timeout": "10s"})
+    owner, reader = pair(reader=ONCE)
     with User(owner, space="kv") as there, User(reader, space="kv") as here:
         assert there.put(b"key", value_of(b"key", 4096)) == Status.OK
         found_so(reader, here, b"key", value_of(b"key", 4096))
@@ -96,7 +96,7 @@ def test_more_room_asks_for_a_lease(pair):  # noqa: F811
 
 def test_object_in_pieces(pair):  # noqa: F811
     """What follows the answer goes to many ranges, also to more than one transfer's slice has."""
-    owner, reader = pair(reader=ONCE | {"store.peer_timeout": "10s"})
+    owner, reader = pair(reader=ONCE)
     value = value_of(b"key", 600000)
     with User(owner, space="kv") as there, User(reader, space="kv") as here:
         assert there.put(b"key", value) == Status.OK
@@ -109,7 +109,7 @@ def test_object_in_pieces(pair):  # noqa: F811
 
 
 def test_object_that_is_larger_than_the_room(pair):  # noqa: F811
-    owner, reader = pair(reader=ONCE | {"store.peer_timeout": "10s"})
+    owner, reader = pair(reader=ONCE)
     with User(owner, space="kv") as there, User(reader, space="kv") as here:
         for size in (300000, 2 * MIB):
             assert there.put(b"%d" % size, value_of(b"key", size)) == Status.OK
@@ -123,7 +123,7 @@ def test_object_that_is_larger_than_the_room(pair):  # noqa: F811
 @pytest.mark.parametrize("how", ["cancel", "deadline", "close"])
 def test_get_ends_while_its_bytes_come(pair, how):  # noqa: F811
     """Whatever the moment is, nothing is leased afterwards, and the next one is whole."""
-    owner, reader = pair(reader=ONCE | {"store.peer_timeout": "10s"})
+    owner, reader = pair(reader=ONCE)
     value = value_of(b"key", 4 * MIB)
     with User(owner, space="kv") as there, User(reader, space="kv") as here:
         assert there.put(b"key", value) == Status.OK
@@ -144,7 +144,7 @@ def test_get_ends_while_its_bytes_come(pair, how):  # noqa: F811
 
 def test_many_at_once(pair):  # noqa: F811
     """More than the streams have room for: each has its bytes, whichever way they come."""
-    owner, reader = pair(owner={"limits.store_bytes": "128MiB", "limits.store_bytes_per_owner": "128MiB"}, reader=ONCE | {"store.peer_timeout": "10s"})
+    owner, reader = pair(owner={"limits.store_bytes": "128MiB", "limits.store_bytes_per_owner": "128MiB"}, reader=ONCE)
     with User(owner, 16 * MIB, space="kv") as there, User(reader, 16 * MIB, space="kv") as here:
         for i in range(16):
             assert there.put(b"%d" % i, value_of(i, MIB - i)) == Status.OK
@@ -159,7 +159,7 @@ def test_many_at_once(pair):  # noqa: F811
 @pytest.mark.parametrize("who", ["owner", "reader"])
 def test_an_agent_is_killed_while_bytes_come(pair, who):  # noqa: F811
     """The owner holds nothing for a reader that is gone; what an owner has not sent is lost, or not found."""
-    owner, reader = pair(reader=ONCE | {"store.peer_timeout": "10s"})
+    owner, reader = pair(reader=ONCE)
     value = value_of(b"key", MIB)
     with User(owner, space="kv") as there, User(reader, space="kv") as here:
         assert there.put(b"key", value) == Status.OK
@@ -180,7 +180,7 @@ def test_an_agent_is_killed_while_bytes_come(pair, who):  # noqa: F811
 def test_a_drain_waits_for_what_is_sent(pair):  # noqa: F811
     """What the reader has not taken yet counts as lent, and the drain does not cut it off."""
     narrow = {"tcp.buffer": "64KiB"}
-    owner, reader = pair(owner=narrow | {"peer.heartbeat_limit": "1min"}, reader=ONCE | narrow | {"store.peer_timeout": "10s", "peer.heartbeat_limit": "1min"})
+    owner, reader = pair(owner=narrow | {"peer.heartbeat_limit": "1min"}, reader=ONCE | narrow | {"peer.heartbeat_limit": "1min"})
     value = value_of(b"key", MIB)
     with User(owner, space="kv") as there, User(reader, space="kv") as here:
         assert there.put(b"key", value) == Status.OK
@@ -208,7 +208,7 @@ def test_a_drain_waits_for_what_is_sent(pair):  # noqa: F811
 
 def test_more_than_may_be_lent(pair):  # noqa: F811
     """Others hold at most half of the owner's 8 MiB: the rest is busy, or comes later, and nothing stays held."""
-    owner, reader = pair(owner={"limits.store_bytes": "8MiB", "limits.store_bytes_per_owner": "8MiB"}, reader=ONCE | {"store.peer_timeout": "10s"})
+    owner, reader = pair(owner={"limits.store_bytes": "8MiB", "limits.store_bytes_per_owner": "8MiB"}, reader=ONCE)
     value = value_of(b"key", MIB)
     with User(owner, space="kv") as there, User(reader, 16 * MIB, space="kv") as here:
         assert there.put(b"key", value) == Status.OK
@@ -225,7 +225,7 @@ def test_more_than_may_be_lent(pair):  # noqa: F811
 def test_on_disk(pair, lab):  # noqa: F811
     """What is not in the memory of its owner is read as before."""
     owner, reader = pair(owner={"store.disk_dir": lab.directory("disk"), "limits.store_disk_bytes": "64MiB",
-                                "limits.store_disk_bytes_per_owner": "64MiB"}, reader=ONCE | {"store.peer_timeout": "10s"})
+                                "limits.store_disk_bytes_per_owner": "64MiB"}, reader=ONCE)
     with User(owner, space="kv") as there, User(reader, space="kv") as here:
         assert there.put(b"key", value_of(b"key", 4096)) == Status.OK
         found_so(reader, here, b"key", value_of(b"key", 4096))
@@ -264,7 +264,7 @@ def test_two_owners(new_agent):
 
 def test_owner_hangs(pair):  # noqa: F811
     """Requests end by their deadlines, with their session, or without the object, and are found again when it goes on."""
-    owner, reader = pair(reader=ONCE)
+    owner, reader = pair(reader=ONCE | IMPATIENT)
     with User(owner, space="kv") as there, User(reader, space="kv") as here:
         assert there.put(b"key", b"value") == Status.OK
         found_so(reader, here, b"key", b"value")

@@ -19,12 +19,16 @@ STORE = {"limits.store_bytes": "16MiB", "limits.store_bytes_per_owner": "16MiB",
          "store.spaces": f"kv=default:{UID},apart=default:{UID}"}
 
 
+# An agent that gets no processor is silent, too. So only tests of silence have the usual time, which is short.
+PATIENT, IMPATIENT = {"store.peer_timeout": "10s"}, {"store.peer_timeout": "300ms"}
+
+
 @pytest.fixture
 def pair(new_agent):
     """An owner of objects, and a reader that asks it."""
     def make(owner=(), reader=()):
         a = new_agent("owner", settings=STORE | {"store.lend": "true"} | dict(owner), args=["--allow-insecure"])
-        b = new_agent("reader", settings=STORE | {"store.peers": a.listen[0]} | dict(reader), args=["--allow-insecure"])
+        b = new_agent("reader", settings=STORE | PATIENT | {"store.peers": a.listen[0]} | dict(reader), args=["--allow-insecure"])
         until(lambda: any(p["state"] == "ready" for p in b.ctl("peers", "--json")["peers"]), "the reader's connection")
         return a, b
     return make
@@ -79,7 +83,7 @@ def test_get_from_another_agent(pair, keep):
 @pytest.mark.parametrize("keep", ["true", "false"])
 def test_few_bytes_come_with_the_answer(pair, keep):
     """Nothing is leased or read; what is larger is."""
-    owner, reader = pair(reader={"store.keep_copies": keep, "store.peer_timeout": "10s"})
+    owner, reader = pair(reader={"store.keep_copies": keep})
     with User(owner, space="kv") as there, User(reader, space="kv") as here:
         few, more = {b"one": 1, b"two": 16_000}, {b"large": 16 * 1024 + 1}
         for key, size in (few | more).items():
@@ -138,7 +142,7 @@ def test_owner_is_lost(pair, keep):
         owner.kill()
         got = pending.result()
         for i, (key, r) in enumerate(zip(keys, got)):
-            assert r.status in (Status.OK, Status.LOST, Status.NOT_FOUND)
+            assert r.status in (Status.OK, Status.LOST, Status.NOT_FOUND, Status.BUSY)
             assert r.status != Status.OK or bytes(here.view[i * MIB:(i + 1) * MIB]) == value_of(key, MIB)
         assert here.get(b"other") == Status.NOT_FOUND
         assert here.put(b"mine", b"value") == Status.OK and here.get(b"mine") == b"value"
@@ -147,7 +151,7 @@ def test_owner_is_lost(pair, keep):
 
 def test_owner_hangs(pair):
     """GETs have their answers beside an agent that hangs, and find its objects again when it goes on."""
-    owner, reader = pair()
+    owner, reader = pair(reader=IMPATIENT)
     with User(owner, space="kv") as there, User(reader, space="kv") as here:
         assert there.put(b"key", value_of(b"key")) == Status.OK
         owner.process.send_signal(signal.SIGSTOP)
@@ -250,7 +254,7 @@ def test_exists_leases_what_get_reads(pair):
         assert [r.status for r in here.store.exists([b"own", b"far"])] == [Status.OK, Status.NOT_FOUND]
         assert lent(owner) == 0
         leased(here, b"far")
-        got = here.store.exists([b"own", b"far", b"none"], lease=LEASE)
+        got = look(here, b"own", b"far", b"none")
         assert [r.status for r in got] == [Status.OK, Status.OK, Status.NOT_FOUND]
         assert [r.tier for r in got] == [Tier.MEMORY, Tier.AGENT, Tier.NONE] and got[1].length == 300_000
         ends = leased(here, b"far")
@@ -369,7 +373,7 @@ def test_exists_of_an_owner_that_is_lost(pair):
 
 def test_exists_of_an_owner_that_hangs(pair):
     """An answer that does not come costs the hit."""
-    owner, reader = pair()
+    owner, reader = pair(reader=IMPATIENT)
     with User(owner, space="kv") as there, User(reader, space="kv") as here:
         assert there.put(b"key", value_of(b"key")) == Status.OK
         owner.process.send_signal(signal.SIGSTOP)
@@ -406,7 +410,7 @@ def test_removed_at_the_owner(pair):
 def agents_that_lend(new_agent, settings):
     """(two agents that lend objects, a third one that asks both)"""
     agents = [new_agent(name, settings=STORE | {"store.lend": "true"}, args=["--allow-insecure"]) for name in ("one", "two")]
-    reader = new_agent("reader", settings=STORE | settings | {"store.peers": ",".join(a.listen[0] for a in agents)}, args=["--allow-insecure"])
+    reader = new_agent("reader", settings=STORE | PATIENT | settings | {"store.peers": ",".join(a.listen[0] for a in agents)}, args=["--allow-insecure"])
     until(lambda: sum(p["state"] == "ready" for p in reader.ctl("peers", "--json")["peers"]) == 2, "both connections")
     return agents, reader
 

@@ -7,7 +7,7 @@ import pytest
 from dray import Status, Tier
 from harness import until
 from test_store import User, counters
-from test_store_peers import STORE, load, look, value_of
+from test_store_peers import PATIENT, STORE, load, look, value_of
 
 UID = os.getuid()
 SUMMARIES = {"store.summaries": "true"}
@@ -19,7 +19,7 @@ def three(new_agent):
     def make(owners=(SUMMARIES, SUMMARIES), reader=SUMMARIES):
         owners = [new_agent(name, settings=STORE | {"store.lend": "true"} | more, args=["--allow-insecure"])
                   for name, more in zip(("one", "two"), owners)]
-        reader = new_agent("reader", settings=STORE | {"store.peers": ",".join(a.listen[0] for a in owners)} | reader,
+        reader = new_agent("reader", settings=STORE | PATIENT | {"store.peers": ",".join(a.listen[0] for a in owners)} | reader,
                            args=["--allow-insecure"])
         connected(reader)
         return *owners, reader
