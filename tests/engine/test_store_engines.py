@@ -122,7 +122,7 @@ def test_from_an_agent_in_another_network_namespace(references):
         common = STORE | {"store.spaces": f"kv=default:{os.getuid()}"}
         far, near = (lab.agent(name, host, key=lab.key, listen=(host.v4,), settings=common) for name, host in zip(("far", "near"), lab.hosts))
         far.settings["store.lend"] = "true"
-        near.settings["store.peers"] = far.listen[0]
+        near.settings |= {"store.peers": far.listen[0], "store.peer_timeout": "10s"}
         far.start()
         near.start()
         with contextlib.ExitStack() as stack:

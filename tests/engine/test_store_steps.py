@@ -350,7 +350,8 @@ def neighbours(lab):
     common = STORE | {"store.spaces": f"kv=default:{os.getuid()}"}
     common = {key: value for key, value in common.items() if "disk" not in key}
     far = lab.agent("far", settings=common | {"store.lend": "true"}, args=["--allow-insecure"]).start()
-    near = lab.agent("near", settings=common | {"store.peers": far.listen[0]}, args=["--allow-insecure"]).start()
+    # an agent that gets no processor is silent, too, and a request finds nothing there then
+    near = lab.agent("near", settings=common | {"store.peers": far.listen[0], "store.peer_timeout": "10s"}, args=["--allow-insecure"]).start()
     until(lambda: any(p["state"] == "ready" for p in near.ctl("peers", "--json")["peers"]), "the connection")
     yield far, near
     for agent in (near, far):
