@@ -141,6 +141,7 @@ struct store_member {
 	struct store_space *space;
 	struct owner_account *account; /* kept */
 	uint32_t refs;                 /* users and objects */
+	uint32_t n_idle;               /* its live objects in memory that nobody holds */
 };
 
 struct store_user {

@@ -135,11 +135,33 @@ static struct policy *policy_of(const struct store_object *o)
 	return o->resident ? sp->policy : sp->disk_policy;
 }
 
+static void count_idle(struct store_object *o, bool more)
+{
+	if (o->resident)
+		o->member->n_idle += more ? 1 : -1u;
+}
+
 int item_enter(struct store_object *o)
 {
 	struct policy_entry *e = &o->policy;
+	int r = policy_add(policy_of(o), e, e->bytes, e->cost > 0 ? e->cost : 1, e->tag);
 
-	return policy_add(policy_of(o), e, e->bytes, e->cost > 0 ? e->cost : 1, e->tag);
+	if (r >= 0)
+		count_idle(o, true);
+	return r;
+}
+
+static void leave_policy(struct store_object *o, bool evicted)
+{
+	policy_remove(policy_of(o), &o->policy, evicted);
+	if (!o->holds)
+		count_idle(o, false);
+}
+
+static void hold(struct store_object *o)
+{
+	policy_hold(policy_of(o), &o->policy);
+	count_idle(o, false);
 }
 
 static size_t part_bytes(const struct store *s)
@@ -224,7 +246,7 @@ static void count_eviction(struct store_object *o)
 
 void item_remove(struct store_object *o, bool evicted)
 {
-	policy_remove(policy_of(o), &o->policy, evicted);
+	leave_policy(o, evicted);
 	if (evicted && o->resident)
 		count_eviction(o);
 	unlist(o);
@@ -238,7 +260,7 @@ void item_leave_memory(struct store_object *o, bool evicted)
 	}
 	if (evicted)
 		count_eviction(o);
-	policy_remove(policy_of(o), &o->policy, evicted);
+	leave_policy(o, evicted);
 	count_memory(o, false);
 	place_free(o);
 	/* without memory for the policy nothing would ever evict it from disk */
@@ -259,7 +281,7 @@ bool item_evict(struct store_space *sp)
 void item_hold(struct store_object *o)
 {
 	if (!o->holds++ && o->state == OBJECT_LIVE)
-		policy_hold(policy_of(o), &o->policy);
+		hold(o);
 }
 
 static void unhold(struct store_object *o,
@@ -272,6 +294,7 @@ static void unhold(struct store_object *o,
 		return;
 	}
 	release(policy_of(o), &o->policy);
+	count_idle(o, true);
 	if (o->unread) {
 		o->unread = false;
 		item_leave_memory(o, false);
@@ -340,6 +363,18 @@ static bool place(struct store_space *sp, struct store_object *o, uint32_t n, bo
 	return false;
 }
 
+/*
+ * Whether an eviction may give the owner room. Those of other owners' objects in a shared name space do so only where its share
+ * depends on what the others have.
+ */
+static bool may_gain(const struct store_member *m)
+{
+	const struct budget_account *a = &m->account->budget;
+	uint64_t own_max = atomic_load(&a->all->of[RESOURCE_STORE_BYTES].owner_max);
+
+	return m->n_idle || !own_max || budget_limit(a, RESOURCE_STORE_BYTES) < own_max;
+}
+
 /* Counts the bytes at the owner; evicts what it has in this name space, if that is allowed. */
 static bool charge(struct store_member *m, uint64_t bytes, bool may_evict)
 {
@@ -348,7 +383,8 @@ static bool charge(struct store_member *m, uint64_t bytes, bool may_evict)
 
 		if (budget_take(&m->account->budget, RESOURCE_STORE_BYTES, bytes, &err) == 0)
 			return true;
-		if (!may_evict || !m->space->store->cfg.evict || !item_evict(m->space))
+		if (!may_evict || !m->space->store->cfg.evict || !may_gain(m) ||
+		    !item_evict(m->space))
 			return false;
 	}
 	return false;
@@ -482,7 +518,7 @@ bool item_appear(struct store_object *o)
 	o->state = OBJECT_LIVE;
 	index_add(sp, o);
 	if (o->holds)
-		policy_hold(policy_of(o), &o->policy);
+		hold(o);
 	return true;
 }
 

@@ -222,6 +222,57 @@ static void put_at(struct store_member *m, unsigned k, uint32_t cost_us)
 	assert_int_equal(store_put_end(o, true), DMSG_STORE_STATUS_OK);
 }
 
+/* An owner with nothing to evict takes nothing from the others of its name space. */
+static void test_full_share_in_a_shared_name_space(void **state)
+{
+	enum { OTHERS = 500, OWN = 32 };
+	struct store *s = store_make(POLICY_LRU, true);
+	struct dray_err err = DRAY_ERR_NULL;
+	struct store_user *u[2];
+	struct store_member *m[2];
+	struct store_object *o;
+	struct dmsg_store_result r;
+	char text[16];
+	struct store_key key;
+
+	(void)state;
+	for (unsigned i = 0; i < 2; i++) {
+		u[i] = store_user_new(s, &rig.accounts[i], &err);
+		m[i] = store_join(u[i], (struct dray_str){ "both", 4 }, &err);
+		assert_non_null(m[i]);
+	}
+	for (unsigned k = 0; k < OTHERS; k++)
+		put_at(m[0], k, 1);
+	for (unsigned k = 0; k < OWN; k++) {
+		key = key_of(text, OTHERS + k);
+		put_at(m[1], OTHERS + k, 1);
+		store_pin(u[1], m[1], &key, 1, &r);
+		assert_int_equal(r.status, DMSG_STORE_STATUS_OK);
+	}
+	rig.budgets.of[RESOURCE_STORE_BYTES].owner_max =
+		rig.accounts[1].budget.of[RESOURCE_STORE_BYTES].used;
+	for (unsigned k = 0; k < 2; k++) {
+		assert_int_equal(store_put_begin(m[1], key_of(text, 1000), 64, 1, &o),
+				 DMSG_STORE_STATUS_BUSY);
+		assert_int_equal(store_totals(s).evictions, 0);
+	}
+	/* with one of its own, those that come before go */
+	key = key_of(text, OTHERS);
+	store_unpin(u[1], m[1], &key, 1, &r);
+	put_at(m[1], 1000, 1);
+	assert_int_equal(store_totals(s).evictions, OTHERS + 1);
+	/* others have what its own limit leaves it: their objects are room for it */
+	put_at(m[0], 0, 1);
+	rig.budgets.of[RESOURCE_STORE_BYTES].owner_max *= 2;
+	rig.budgets.of[RESOURCE_STORE_BYTES].max = rig.budgets.of[RESOURCE_STORE_BYTES].used;
+	key = key_of(text, 1000);
+	store_pin(u[1], m[1], &key, 1, &r);
+	put_at(m[1], 1001, 1);
+	for (unsigned i = 0; i < 2; i++)
+		store_user_free(u[i]);
+	store_rig_end(&rig);
+}
+
 static struct store_search *search(struct store *s, uint32_t most, struct dray_err *reterr)
 {
 	return store_search_new(s, "", "t", 0, most, false, reterr);
@@ -491,6 +542,7 @@ int main(void)
 		cmocka_unit_test(test_search_keeps_the_best),
 		cmocka_unit_test(test_who_may_use_a_name_space),
 		cmocka_unit_test(test_bytes_of_an_object),
+		cmocka_unit_test(test_full_share_in_a_shared_name_space),
 		cmocka_unit_test(test_forward),
 		cmocka_unit_test(test_forward_twice),
 		cmocka_unit_test(test_forward_preferred),
