@@ -145,7 +145,8 @@ def test_all_metrics_are_shown(new_agent, lab):
         assert f"# HELP {m['name']} {m['doc']}\n# TYPE {m['name']} {m['type']}\n{'' if of_none else m['name']}" in text
     with Side(agent, MIB) as here, Side(agent, MIB) as there:
         here.client.read(here.region, here.reach(there), [(0, 0, MIB)]).result(LIMIT)
-        now = samples(ask(agent, "/metrics")[2])
+        # the agent counts a transfer after it has posted its completion
+        now = until(lambda: (of := samples(ask(agent, "/metrics")[2]))["dray_transfers_done_total"] and of, "the count of the transfer")
         assert now["dray_sessions"] == 2 and now["dray_local_bytes_total"] == MIB and now["dray_transfers_done_total"] == 1
         of = [f'{{transport="local",class="bulk",phase="{phase}"}}' for phase in ("queue", "move", "completion")]
         assert [now["dray_transfer_phase_seconds_count" + labels] for labels in of] == [1, 1, 1]
