@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import os
 import select
 import threading
@@ -39,7 +38,7 @@ from typing import Any
 from . import _arguments as arguments
 from . import _library as lib
 from . import errors
-from .pending import HELD, Pending
+from .pending import HELD, Pending, next_key
 
 _HOLD_MS = 1  # longest wait with the interpreter lock held
 _HOLDERS_MAX = 8  # with more waiting threads, none waits with the interpreter lock held
@@ -75,6 +74,10 @@ class _Loop:
 class Waiting:
     """A program with an event loop of its own watches a client by fileno(), and calls process()."""
 
+    # Each transfer uses several of these. An object with more than 30 attributes in its dictionary has slower access to all of them, and to its methods.
+    __slots__ = ("_batches", "_curious", "_d", "_gone", "_lead", "_leader", "_led", "_loops", "_misses", "_pending", "_poller", "_results", "_skip",
+                 "_sleeping", "_taken", "_wake", "_waking", "error", "path")
+
     def __init__(self, path: str) -> None:
         self.path = path
         self.error: errors.Error | None = None
@@ -91,7 +94,6 @@ class Waiting:
         self._led: Pending[Any] | None = None  # what the polling thread waits for; None: anything
         self._sleeping: dict[Any, bool] = {}  # locks of waiting threads
         self._curious: dict[Any, bool] = {}  # those of them that wait for anything
-        self._takes = itertools.count(1)
         self._taken = 0  # another number after each time that a thread has taken something
         self._poller: Any = None
         self._loops: dict[asyncio.AbstractEventLoop, _Loop] = {}
@@ -182,9 +184,12 @@ class Waiting:
 
     def _took(self) -> None:
         """Wakes threads that wait for what this one has taken or ended: the descriptor does not show it any more."""
-        self._taken = next(self._takes)
-        if not self._leader and not self._curious:
-            return
+        self._taken = next_key()
+        if self._leader or self._curious:
+            self._tell_others()
+
+    def _tell_others(self) -> None:
+        """For _took(), if there may be such threads."""
         for lock in list(self._curious):
             self._rouse(lock)
         led = self._led
@@ -245,7 +250,10 @@ class Waiting:
             self._misses[holds] = 0
             self._pending.pop(pending._key, None)
             pending._complete(result.c)
-            self._took()
+            # as _took(), without the call
+            self._taken = pending._key
+            if self._leader or self._curious:
+                self._tell_others()
         elif code == _TIMEOUT:
             # one that takes long may be chance; several in a row are not
             misses = self._misses[holds] = min(self._misses[holds] + 1, _MISSES_MAX)

@@ -18,9 +18,9 @@ from ._operations import pointer
 from .handles import ACCESS, Region, Remote, Token, check_pair
 from .mailbox import Mailboxes
 from .memory import Memory, populate
-from .pending import Pending, Transfer
+from .pending import Pending, Transfer, next_key
 from .placement import Placement
-from .session import Session, next_key
+from .session import Session
 from .store import Stores
 
 _CLASSES = {name: value for value, name in s.CLASS_NAMES.items()}

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import struct
 import threading
@@ -34,6 +35,7 @@ class Done(NamedTuple):
     message: str
 
 
+next_key = itertools.count(1).__next__  # of requests, which their completions repeat
 _new = tuple.__new__
 # How a transfer ended, read by one call: each access to a field of a struct takes as long.
 _outcome = struct.Struct("=iI4xQQ").unpack_from

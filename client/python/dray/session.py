@@ -14,7 +14,6 @@ import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from ctypes import byref, c_size_t, c_uint64, c_void_p, create_string_buffer, string_at
-from itertools import count
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, TypeVar, overload
 
@@ -25,7 +24,7 @@ from ._waiting import SESSION_CODES, Waiting
 from .handles import Region, Remote
 from .lease import OUTCOME_NAMES, Lease
 from .mailbox import Mailbox, to_letter
-from .pending import Lending, Pending, Transfer
+from .pending import Lending, Pending, Transfer, next_key
 from .placement import to_event
 
 T = TypeVar("T")
@@ -34,8 +33,6 @@ S = TypeVar("S", bound="Session")
 
 DEFAULT_SOCKET = "/run/dray/dray.sock"
 _CONNECT_MS = 5000
-
-next_key = count(1).__next__  # of requests, which their completions repeat
 
 
 class Info(NamedTuple):
