@@ -11,7 +11,7 @@ import sys
 
 import dray
 import pytest
-from harness import DRAYCTL, LIMIT, MIB, ROOT, Side, unreachable_token
+from harness import DRAYCTL, LIMIT, MIB, ROOT, Side, unreachable_token, until
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from machines import models  # noqa: E402
@@ -207,7 +207,8 @@ def restarted(lab, new_agent):
 @problem("missing RDMA device")
 def device(lab, new_agent):
     agent = new_agent(settings={"rdma.devices": "mlx5_9"})
-    agent.ctl("wait")
+    # a thread of the agent looks for devices
+    until(lambda: "mlx5_9" in agent.text(), "the log's line")
     return agent.text()
 
 
