@@ -732,8 +732,8 @@ static void test_quiet(void **state)
 	message(RDMA_QP_QUIET, 1, NULL);
 	xfer_stop(c, xfer_find(&lab->s.xs, first), DRAY_E_TIMEOUT, NULL, false);
 	assert_int_equal(lab->rig.n_ended, 0);
-	object_hasten(c, object_get(c, OBJECT_REMOTE, REMOTE));
-	tick_at(c->now_ns + c->cfg.fence_timeout_ns / 2 - 1);
+	object_hasten_within(c, object_get(c, OBJECT_REMOTE, REMOTE), 100);
+	tick_at(c->now_ns + 99);
 	assert_int_equal(told(RDMA_QP_LOST), 0);
 	tick_at(c->now_ns + 1);
 	assert_int_equal(told(RDMA_QP_LOST), 1);

@@ -85,7 +85,7 @@ static void fake_stop(struct core *c, void *state, struct xfer *x, bool urgent)
 	xfer_slices_end(c, &over, 0);
 }
 
-static void fake_hasten(struct core *c, void *state, const struct object *remote)
+static void fake_hasten(struct core *c, void *state, const struct object *remote, int64_t ns)
 {
 	rig.n_hastened++;
 	rig.hastened = remote;

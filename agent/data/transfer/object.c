@@ -124,10 +124,19 @@ bool object_is_taken(const struct object *o)
 	       o->drop_code != DRAY_E_SESSION_CLOSED;
 }
 
-void object_hasten(struct core *c, const struct object *remote)
+void object_hasten_within(struct core *c, const struct object *remote, int64_t ns)
 {
 	transports_each(c, i, hasten)
-		c->transports[i]->hasten(c, c->transport_state[i], remote);
+		c->transports[i]->hasten(c, c->transport_state[i], remote, ns);
+}
+
+void object_hasten(struct core *c, const struct object *remote)
+{
+	/*
+	 * Half of the owner's time is left for queue pairs that do not finish, because both their ends must be destroyed before the owner
+	 * is answered. Without an answer the owner gives the connection up, with all that it carries.
+	 */
+	object_hasten_within(c, remote, c->cfg.fence_timeout_ns / 2);
 }
 
 /* Its code is kept: requests for it end with that. */

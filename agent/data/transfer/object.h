@@ -34,8 +34,13 @@ static inline void object_hold(struct object *o)
 	o->users++;
 }
 
-/* The owner of this remote takes it back (transport.h). */
+/*
+ * What devices do with this remote ends well before peer.fence_timeout (transport.h): its owner takes it back, or a request waits for
+ * that.
+ */
 void object_hasten(struct core *c, const struct object *remote);
+/* The same within this time. */
+void object_hasten_within(struct core *c, const struct object *remote, int64_t ns);
 
 /* A remote, or a region, was taken away: its own session has not released it. */
 bool object_is_taken(const struct object *o);

@@ -75,10 +75,10 @@ struct transport_ops {
 	void (*drop)(struct core *c, void *state, struct object *o);
 
 	/*
-	 * The owner takes this remote back, and waits until nothing here uses it: what devices still do with it, also for transfers that
-	 * have ended, ends well before peer.fence_timeout. May be NULL.
+	 * Somebody waits until nothing here uses this remote: what devices still do with it, also for transfers that have ended, ends within
+	 * this time, or its queue pair is lost. May be NULL.
 	 */
-	void (*hasten)(struct core *c, void *state, const struct object *remote);
+	void (*hasten)(struct core *c, void *state, const struct object *remote, int64_t ns);
 	/*
 	 * The keys of this region or remote are others, or NULL: then the owner of a remote waits until no device here uses the former ones.
 	 * May be NULL.

@@ -80,7 +80,7 @@ struct rdma_entry {
 	struct object *remote;        /* held if the slice ended early */
 	uint64_t bytes;
 	int64_t posted_ns;
-	int64_t limit_ns; /* the owner waits for its end: this late at most; 0: it does not */
+	int64_t limit_ns; /* its end is waited for: this late at most; 0: it is not */
 	uint32_t requests;
 	bool signalled; /* the last request asks for a completion */
 	bool cut;       /* the slice was not posted completely: its transfer stops */
@@ -282,7 +282,7 @@ void rdma_channel_take(struct rdma_channel *ch, const struct xfer *x, bool urgen
 /* The operation stop(). */
 void rdma_channel_stop(struct core *c, void *state, struct xfer *x, bool urgent);
 /* The operations hasten() and keys(). */
-void rdma_hasten(struct core *c, void *state, const struct object *remote);
+void rdma_hasten(struct core *c, void *state, const struct object *remote, int64_t ns);
 void rdma_keys_changed(struct core *c, void *state, const struct object *o);
 /* No queue pair can be made: waiting transfers move to another transport, or end. */
 void rdma_channel_give_up(struct rdma_channel *ch);

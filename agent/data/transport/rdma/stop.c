@@ -176,7 +176,7 @@ static void partial_hasten(struct rdma_queue *p, int64_t limit)
 		rdma_pull_later(p->ch);
 		return;
 	}
-	if (p->limit_ns)
+	if (p->limit_ns && p->limit_ns <= limit)
 		return;
 	p->limit_ns = limit;
 	if (p->head != p->tail)
@@ -190,20 +190,17 @@ static void queue_hasten(struct rdma_queue *p, const struct object *remote, int6
 	for (uint32_t i = p->head; i != p->tail; i++) {
 		struct rdma_entry *e = rdma_entry_at(p, i);
 
-		if (!e->limit_ns && uses(e, remote))
+		if ((!e->limit_ns || e->limit_ns > limit) && uses(e, remote))
 			e->limit_ns = limit;
 	}
 	rdma_timer(p->rdma, limit);
 }
 
-/*
- * A queue pair that does not finish in time is lost. Half of the owner's time is left for that, because both its ends must be destroyed
- * before the owner is answered. Without an answer the owner gives the connection up, with all that it carries.
- */
-void rdma_hasten(struct core *c, void *state, const struct object *remote)
+/* A queue pair that does not finish in time is lost. */
+void rdma_hasten(struct core *c, void *state, const struct object *remote, int64_t ns)
 {
 	struct rdma_peer *peer = rdma_peer_get(state, object_remote(remote)->peer);
-	int64_t limit = c->now_ns + c->cfg.fence_timeout_ns / 2;
+	int64_t limit = c->now_ns + ns;
 
 	for (unsigned k = 0; peer && k < 2; k++)
 		dray_list_for_each(&peer->channels[k].queues, p, struct rdma_queue, link)
@@ -215,7 +212,7 @@ void rdma_keys_changed(struct core *c, void *state, const struct object *o)
 	struct rdma *r = state;
 
 	if (o->view->kind == OBJECT_REMOTE && !o->keys)
-		rdma_hasten(c, state, o);
+		object_hasten(c, o);
 	/* Slices that wait for a queue pair whose keys they have would wait for ever. */
 	dray_list_for_each(&r->peer_list, peer, struct rdma_peer, peers_link)
 		for (unsigned k = 0; k < 2; k++) {
