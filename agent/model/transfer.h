@@ -26,7 +26,8 @@ struct xfer_request {
 	struct object *local, *remote, *target;
 	/*
 	 * Both memories stay until `remote` has no users, or no device reaches them. So the transfer may end before the devices have:
-	 * each stop is urgent.
+	 * each stop is urgent. Without `local` that holds for `remote` alone: while devices write to memory of the client, stops wait for
+	 * them as those of its own transfers do.
 	 */
 	bool outlived;
 	/*

@@ -13,7 +13,7 @@
 #include "agent/data/transfer/sched.h"
 #include "agent/data/transfer/transport.h"
 #include "agent/data/transfer/object.h"
-#include "agent/data/worker/store_silence.h"
+#include "agent/data/worker/store_pending.h"
 #include "agent/model/keys.h"
 #include "agent/model/peer_link.h"
 #include "agent/model/store_ask.h"
@@ -29,7 +29,7 @@
 #define PLACE 128  /* between places in the region */
 #define PEER ((dray_handle)9)
 #define OTHER ((dray_handle)10)
-#define ASKS_MAX 8
+#define ASKS_MAX 16
 
 static const char *const spaces[] = { "kv=test:7" };
 
@@ -42,6 +42,7 @@ static struct rig {
 	struct channel channel;
 	struct peer_link link; /* of its agent */
 	unsigned n_hastened;
+	int64_t hasten_ns;             /* the least time of them */
 	const struct object *hastened; /* the last one */
 	struct dray_list slices;       /* being read */
 	/* all of the test, and those that the worker still has, or has sent */
@@ -87,7 +88,7 @@ static void fake_stop(struct core *c, void *state, struct xfer *x, bool urgent)
 
 static void fake_hasten(struct core *c, void *state, const struct object *remote, int64_t ns)
 {
-	rig.n_hastened++;
+	rig.hasten_ns = rig.n_hastened++ ? dray_min(rig.hasten_ns, ns) : ns;
 	rig.hastened = remote;
 }
 
@@ -96,12 +97,25 @@ static void fake_deinit(struct core *c, void *state)
 	rig.tcp->deinit(c, state);
 }
 
+/* What devices have begun they finish, unless the test does. */
+static void devices_stop(struct core *c, void *state, struct xfer *x, bool urgent)
+{
+	if (urgent)
+		fake_stop(c, state, x, urgent);
+}
+
 static const struct transport_ops fake = { .id = DMSG_TRANSPORT_TCP,
 					   .deinit = fake_deinit,
 					   .channel = fake_channel,
 					   .progress = fake_progress,
 					   .stop = fake_stop,
-					   .hasten = fake_hasten };
+					   .hasten = fake_hasten },
+				  devices = { .id = DMSG_TRANSPORT_RDMA,
+					      .deinit = fake_deinit,
+					      .channel = fake_channel,
+					      .progress = fake_progress,
+					      .stop = devices_stop,
+					      .hasten = fake_hasten };
 
 /* --- the store's segments ----------------------------------------------------------------------------- */
 
@@ -186,6 +200,12 @@ static int set_up_straight(void **state)
 static int set_up_looking(void **state)
 {
 	make(0, true);
+	return 0;
+}
+
+static int set_up_straight_looking(void **state)
+{
+	make(0, false);
 	return 0;
 }
 
@@ -1330,6 +1350,230 @@ static void test_silent_devices(void **state)
 	device_ends(remote);
 }
 
+static void fence(uint64_t grant)
+{
+	post((struct command){ .type = COMMAND_STORE_FENCED,
+			       .session = session()->xs.handle,
+			       .handle = PEER,
+			       .id = grant });
+}
+
+/* Devices reach the region of the client, and read there what has keys. */
+static void register_region(void)
+{
+	rig.ring.worker->core.transports[TRANSPORTS_MAX - 1] = &devices;
+	post((struct command){
+		.type = COMMAND_KEYS,
+		.kind = OBJECT_REGION,
+		.handle = RING_RIG_FROM,
+		.keys = keys_of((uintptr_t)rig.ring.memory[0], RING_RIG_BYTES, true) });
+}
+
+static void test_devices_straight(void **state)
+{
+	uint64_t before;
+
+	register_region();
+	before = in_use();
+	get(2, 0, "ab");
+	tell_with_keys("01", at_both);
+	assert_true(reads_to(0));
+	assert_int_equal(reading(2)->remote->keys->rails, 1);
+	assert_int_equal(in_use(), before);
+	read_as('x', 0, NULL);
+	assert_true(reads_to(0));
+	read_as('y', 0, NULL);
+	answered(2, 0, "KC");
+	assert_int_equal(rig.ring.memory[0][0], 'x');
+	assert_int_equal(rig.ring.memory[0][PLACE], 0);
+	assert_int_equal(rig.n_ended, 1);
+	assert_int_equal(unregistered(), 0);
+	/* ranges that overlap, and a region that devices do not reach, have the bytes from a place in the store */
+	rig.apart = BYTES - 1;
+	get(3, 0, "cd");
+	tell_with_keys("00", at_peer);
+	assert_false(reads_to(0));
+	assert_null(reading(3)->remote->keys);
+	read_as('x', 0, NULL);
+	answered(3, 0, "KK");
+	rig.apart = PLACE;
+	post((struct command){
+		.type = COMMAND_KEYS, .kind = OBJECT_REGION, .handle = RING_RIG_FROM });
+	get(4, 0, "e");
+	tell_with_keys("0", at_peer);
+	assert_false(reads_to(0));
+	assert_null(reading(4)->remote->keys);
+	assert_int_equal(unregistered(), 3);
+	read_as('x', 0, NULL);
+	answered(4, 0, "K");
+}
+
+/* The client has no answer while devices write to its memory, and they have to end soon if the agent is silent or wants its lease back. */
+static void test_devices_end_first(void **state)
+{
+	register_region();
+	/* the time of its source */
+	get(2, 0, "a");
+	tell_with_keys("0", at_peer);
+	reading(2)->deadline.key = 0;
+	turn();
+	silent();
+	assert_int_equal(rig.n_hastened, 1);
+	assert_ptr_equal(rig.hastened, reading(2)->remote);
+	assert_int_equal(rig.n_ended, 0);
+	read_as('x', 0, NULL);
+	/* it may be in time by frames */
+	assert_int_equal(rig.n_asks, 2);
+	assert_int_equal(rig.asks[1]->v[0].avoid, 0);
+	tell_with_keys("0", at_peer);
+	assert_true(reads_to(0));
+	assert_null(reading(2)->remote->keys);
+	read_as('x', 0, NULL);
+	answered(2, 0, "K");
+	/* a cancel */
+	get(3, 0, "b");
+	tell_with_keys("0", at_peer);
+	cancel(4, 3);
+	silent();
+	assert_int_equal(rig.n_hastened, 2);
+	read_as('x', 0, NULL);
+	answered(3, DRAY_E_CANCELLED, "T");
+	cancelled(4);
+	/* a fence */
+	get(5, 0, "c");
+	tell_with_keys("0", at_peer);
+	fence(100);
+	assert_int_equal(rig.n_hastened, 3);
+	assert_int_equal(rig.n_asks, 4);
+	silent();
+	read_as('x', DRAY_E_REVOKED, NULL);
+	assert_int_equal(rig.n_asks, 5);
+	tell("N", NULL);
+	answered(5, 0, "L");
+	/* the other agent is lost */
+	get(6, 0, "d");
+	tell_with_keys("0", at_peer);
+	post((struct command){
+		.type = COMMAND_PEER_DOWN, .session = PEER, .code = DRAY_E_PEER_LOST });
+	assert_int_equal(rig.n_hastened, 4);
+	silent();
+	read_as('x', DRAY_E_PEER_LOST, NULL);
+	assert_int_equal(rig.asks[6]->v[0].avoid, PEER);
+	tell("N", NULL);
+	answered(6, 0, "L");
+	/* the session */
+	get(7, 0, "e");
+	tell_with_keys("0", at_peer);
+	shutdown(rig.ring.clients[0], SHUT_RDWR);
+	turn();
+	assert_true(dray_list_empty(&rig.slices));
+}
+
+/* A source of a GET is given up. Its devices go on, and the GET with them. */
+static void source_stops(uint64_t id)
+{
+	get(id, 0, "ab");
+	tell_with_keys("01", at_peer);
+	read_as('x', 0, NULL);
+	assert_true(reads_to(0));
+	xfer_stop(&rig.ring.worker->core, reading(id), DRAY_E_TIMEOUT, NULL, false);
+	turn();
+	silent();
+}
+
+/* Its devices have finished: nothing more of the GET is read. */
+static void request_ends(uint64_t id, uint32_t code)
+{
+	unsigned asks = rig.n_asks;
+
+	silent();
+	read_as('x', 0, NULL);
+	assert_true(dray_list_empty(&rig.slices));
+	answered(id, code, "KT");
+	assert_int_equal(rig.n_asks, asks);
+	assert_int_equal(rig.n_ended, asks);
+}
+
+/* What stops a GET while one of its sources is being stopped, and devices go on, is not lost. */
+static void test_request_stops_meanwhile(void **state)
+{
+	register_region();
+	source_stops(2);
+	cancel(3, 2);
+	request_ends(2, DRAY_E_CANCELLED);
+	cancelled(3);
+	/* the first one decides */
+	source_stops(4);
+	post((struct command){
+		.type = COMMAND_CANCEL, .session = session()->xs.handle, .id = 4, .handle = 77 });
+	post((struct command){ .type = COMMAND_STOP_TRANSFERS, .code = DRAY_E_DEADLINE });
+	request_ends(4, DRAY_E_CANCELLED);
+	/* a drain, also when the source's time has passed */
+	source_stops(5);
+	post((struct command){ .type = COMMAND_STOP_TRANSFERS, .code = DRAY_E_DEADLINE });
+	reading(5)->deadline.key = 0;
+	request_ends(5, DRAY_E_DEADLINE);
+	/* its deadline */
+	source_stops(6);
+	dray_list_first(&session()->fetches, struct fetch, link)->end_ns = 0;
+	request_ends(6, DRAY_E_DEADLINE);
+	/* a fence in between */
+	source_stops(7);
+	fence(101);
+	cancel(8, 7);
+	request_ends(7, DRAY_E_CANCELLED);
+	cancelled(8);
+	/* the other agent refuses what has not been read */
+	source_stops(9);
+	cancel(10, 9);
+	silent();
+	read_as('x', DRAY_E_REVOKED, XFER_REFUSED_DETAIL);
+	answered(9, DRAY_E_CANCELLED, "KT");
+	cancelled(10);
+	/* the region */
+	source_stops(11);
+	post((struct command){ .type = COMMAND_DROP,
+			       .kind = OBJECT_REGION,
+			       .handle = RING_RIG_FROM,
+			       .code = DRAY_E_REGION_FAULT,
+			       .mode = DROP_STOP });
+	request_ends(11, DRAY_E_REGION_FAULT);
+}
+
+/* A session that ends does not wait. */
+static void test_session_ends_meanwhile(void **state)
+{
+	register_region();
+	source_stops(2);
+	shutdown(rig.ring.clients[0], SHUT_RDWR);
+	turn();
+	assert_true(dray_list_empty(&rig.slices));
+	assert_int_equal(rig.n_ended, 1);
+}
+
+/* An agent is silent: its devices have a part of the time after which it is that. */
+static void test_devices_are_silent(void **state)
+{
+	register_region();
+	get(2, 0, "a");
+	tell_with_keys("0", at_peer);
+	look(0);
+	/* within that time first; a longer one changes nothing */
+	assert_int_equal(rig.n_hastened, 2);
+	assert_int_equal(rig.hasten_ns, 0);
+	assert_ptr_equal(rig.hastened, reading(2)->remote);
+	assert_int_equal(reading(2)->code, DRAY_E_TIMEOUT);
+	/* as when its queue pair is lost */
+	read_as('x', DRAY_E_TIMEOUT, NULL);
+	assert_int_equal(rig.n_asks, 2);
+	assert_int_equal(rig.asks[1]->v[0].silent, PEER);
+	tell_with_keys("0", at_peer);
+	assert_null(reading(2)->remote->keys);
+	bytes_come(1);
+	read_as('x', 0, NULL);
+	answered(2, 0, "K");
+}
+
 /* The session ends, also with what an EXISTS of it holds. */
 static void test_session_ends_before_the_device(void **state)
 {
@@ -1355,14 +1599,6 @@ static void test_session_ends_before_the_device(void **state)
 	device_ends(remotes[0]);
 	assert_int_equal(rig.n_ended, 2);
 	assert_true(dray_list_empty(&rig.ring.worker->readings));
-}
-
-static void fence(uint64_t grant)
-{
-	post((struct command){ .type = COMMAND_STORE_FENCED,
-			       .session = session()->xs.handle,
-			       .handle = PEER,
-			       .id = grant });
 }
 
 /* The other agent ends a lease: nothing is read there any more, and it is asked again, because it may have the object still. */
@@ -1683,6 +1919,14 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_device_goes_on, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_slow_devices, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_silent_devices, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_devices_straight, set_up_straight, tear_down),
+		cmocka_unit_test_setup_teardown(test_devices_end_first, set_up_straight, tear_down),
+		cmocka_unit_test_setup_teardown(test_devices_are_silent, set_up_straight_looking,
+						tear_down),
+		cmocka_unit_test_setup_teardown(test_request_stops_meanwhile, set_up_straight,
+						tear_down),
+		cmocka_unit_test_setup_teardown(test_session_ends_meanwhile, set_up_straight,
+						tear_down),
 		cmocka_unit_test_setup_teardown(test_session_ends_before_the_device, set_up,
 						tear_down),
 		cmocka_unit_test_setup_teardown(test_fenced, set_up, tear_down),

@@ -198,6 +198,8 @@ struct xfer {
 	uint64_t notify_tag;
 	int64_t accepted_ns, ended_ns;
 	bool outlived;                  /* of struct xfer_request */
+	bool to_client;                 /* its local memory is the client's */
+	bool request_stops;             /* xfer_stop_request() */
 	struct dray_heap_node deadline; /* by time in ns */
 	/* of struct xfer_request */
 	uint64_t (*ready)(const struct xfer *x);

@@ -293,11 +293,17 @@ void xfer_refuse(struct core *c, struct xfer *x, const struct dray_err *err)
 	forget(c, x);
 }
 
+bool xfer_awaits_devices(const struct core *c, const struct xfer *x)
+{
+	return x->slices && x->outlived && x->to_client &&
+	       c->transports[x->transport_index]->id == DMSG_TRANSPORT_RDMA;
+}
+
 void xfer_stop(struct core *c, struct xfer *x, uint32_t code, const char *detail, bool urgent)
 {
 	const struct transport_ops *ops;
 
-	urgent |= x->outlived;
+	urgent |= x->outlived && !xfer_awaits_devices(c, x);
 	/* The notification may have been delivered: its answer decides, unless the memory goes away. */
 	if (x->state == XFER_NOTIFYING && !urgent && code == DRAY_E_CANCELLED)
 		return;
@@ -319,8 +325,22 @@ void xfer_stop(struct core *c, struct xfer *x, uint32_t code, const char *detail
 		ops = c->transports[x->transport_index];
 		ops->stop(c, c->transport_state[x->transport_index], x, urgent);
 	}
+	/* the rest of the request waits for them */
+	if (x->slices > 1 && x->outlived)
+		object_hasten(c, x->remote);
 	if (--x->slices == 0)
 		xfer_end(c, x);
+}
+
+void xfer_stop_request(struct core *c, struct xfer *x, uint32_t code, const char *detail)
+{
+	/* it may have been stopped alone, and wait for devices */
+	if (x->outlived && x->code && !x->request_stops) {
+		x->code = code;
+		x->detail = detail;
+	}
+	x->request_stops = true;
+	xfer_stop(c, x, code, detail, false);
 }
 
 /* All bytes are in place. */

@@ -36,8 +36,16 @@ void xfer_read(struct core *c, struct xfer_session *s);
 /* The transfer of the session with this request id that has not ended, or NULL. */
 struct xfer *xfer_find(struct xfer_session *s, uint64_t request_id);
 
+/* Its stop waits for devices, although it is outlived: they write to memory of the client. */
+bool xfer_awaits_devices(const struct core *c, const struct xfer *x);
+
 /* Stops it: no new slices, and the transport ends those in flight. urgent: its memory goes away now. Idempotent. */
 void xfer_stop(struct core *c, struct xfer *x, uint32_t code, const char *detail, bool urgent);
+/*
+ * The client, an operator or a drain stops the whole request. One that is outlived ends with this code, even if it was being stopped
+ * alone; xfer->request_stops tells that from the end of its own.
+ */
+void xfer_stop_request(struct core *c, struct xfer *x, uint32_t code, const char *detail);
 /* The same, urgently, for all transfers of the session, which starts no other. */
 void xfer_session_stop(struct core *c, struct xfer_session *s, uint32_t code);
 

@@ -511,6 +511,7 @@ int xfer_start(struct core *c, struct xfer_session *s, const struct xfer_request
 	x->ended = r->ended;
 	x->ended_arg = r->ended_arg;
 	x->outlived = r->outlived;
+	x->to_client = !r->local;
 	x->direction = (enum dmsg_direction)r->spec.direction;
 	x->class = (enum dmsg_class)r->spec.class;
 	x->accepted_ns = x->phase_ns[XFER_PHASE_WAIT] = c->now_ns;

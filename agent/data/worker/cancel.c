@@ -20,7 +20,7 @@ struct cancel {
 static void mark(struct wsession *s, struct xfer *x, uint64_t id)
 {
 	x->cancel_request = id;
-	xfer_stop(&s->worker->core, x, DRAY_E_CANCELLED, NULL, false);
+	xfer_stop_request(&s->worker->core, x, DRAY_E_CANCELLED, NULL);
 }
 
 static int not_found(uint64_t request, struct dray_err *reterr)

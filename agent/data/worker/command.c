@@ -35,13 +35,15 @@ static void up_peer_gone(struct core *c, dray_handle peer)
 		     &(struct event){ .type = EVENT_DROPPED, .kind = OBJECT_PEER, .handle = peer });
 }
 
-/* Stops the transfer if the command concerns its peer (session), or all transfers (session 0). */
+/* Stops the transfer if the command concerns its peer (session), or all requests (session 0). */
 static void stop_matching(struct core *c, struct xfer *x, void *arg)
 {
 	const struct command *cmd = arg;
 	const struct remote_view *r = object_remote(x->remote);
 
-	if (!cmd->session || (!r->is_local && r->peer == cmd->session))
+	if (!cmd->session)
+		xfer_stop_request(c, x, cmd->code, NULL);
+	else if (!r->is_local && r->peer == cmd->session)
 		xfer_stop(c, x, cmd->code, NULL, false);
 }
 
@@ -110,7 +112,7 @@ static void cancel(struct worker *w, const struct command *cmd)
 		return;
 	}
 	x->operator_waits = cmd->handle;
-	xfer_stop(&w->core, x, DRAY_E_CANCELLED, "cancelled by an operator", false);
+	xfer_stop_request(&w->core, x, DRAY_E_CANCELLED, "cancelled by an operator");
 }
 
 static void up_xfer_ended(struct core *c, struct xfer *x)

@@ -35,6 +35,7 @@ struct fetch {
 	struct store_arrivals *arrivals;
 	bool keeps;               /* for another agent (store_keep.c); else for a client */
 	bool straight;            /* bytes that come by frames go to the ranges of the client */
+	bool devices;             /* and so do those of sources with keys */
 	struct landing *landings; /* by key of the ask, while they are read; and room for as many */
 	uint8_t *ops;
 	uint32_t n_items, n_ranges;

@@ -88,8 +88,8 @@ static void place(struct fetch *f, uint32_t i)
 	r->status = DMSG_STORE_STATUS_TOO_LARGE;
 	if (k->length > room)
 		return;
-	l->wanted = f->straight && !f->ask->sources[k->source].keys &&
-		    !f->ask->sources[k->source].bytes;
+	l->wanted = f->straight && !f->ask->sources[k->source].bytes &&
+		    (f->devices || !f->ask->sources[k->source].keys);
 	if (!l->wanted)
 		r->status = store_copy_begin(f->member, key, k->length, k->cost_us, f->keeps,
 					     &l->object);
@@ -239,14 +239,17 @@ static bool may_overlap(const struct fetch *f)
 	return !r;
 }
 
-static bool may_go_straight(const struct fetch *f)
+/* Whether bytes go to the ranges of the client, also those that devices write. */
+static void choose_way(struct fetch *f)
 {
 	struct worker *w = worker_of_fetch(f);
 	const struct object *region = f->keeps || store_keeps_copies(w->store) ?
 					      NULL :
 					      object_get(&w->core, OBJECT_REGION, f->region);
 
-	return region && object_region(region)->memory == REGION_HOST && !may_overlap(f);
+	f->straight = region && object_region(region)->memory == REGION_HOST && !may_overlap(f);
+	/* what is asked for again comes by frames */
+	f->devices = f->straight && (region->keys || f->ask->again);
 }
 
 /* Room for what the ask has found, and the operations that read it. */
@@ -254,7 +257,7 @@ static bool make_room(struct fetch *f, uint32_t n)
 {
 	free(f->landings);
 	free(f->ops);
-	f->straight = may_go_straight(f);
+	choose_way(f);
 	f->landings = calloc(2 * (size_t)n, sizeof(f->landings[0]));
 	f->ops = malloc((size_t)dray_max(n, f->n_ranges) * DMSG_OP_SIZE);
 	return f->landings && f->ops;

@@ -64,6 +64,10 @@ struct reading *reading_new(struct worker *w, struct store_ask *ask, uint32_t so
 	/* devices may be why it is asked again */
 	if (!s->keys || ask->again)
 		return r;
+	if (!landings[0].object) {
+		r->remote.keys = rail_keys_ref(s->keys);
+		return r;
+	}
 	r->local.keys = keys_of_places(w, landings, n);
 	r->remote.keys = r->local.keys ? rail_keys_ref(s->keys) : NULL;
 	if (!r->local.keys)

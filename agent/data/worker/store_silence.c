@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "agent/data/worker/store_silence.h"
 
+#include "agent/data/transfer/object.h"
 #include "agent/model/peer_link.h"
 
 #define SILENT_DETAIL "no byte came from the agent within store.peer_timeout"
@@ -83,8 +84,12 @@ int64_t silences_tick(struct worker *w)
 			look(w, each);
 	/* the end of one may end others, and begin new ones */
 	while ((q = find_silent(w))) {
+		struct xfer *x = transfer_of(q);
+
 		q->quiet = 0;
-		xfer_stop(c, transfer_of(q), DRAY_E_TIMEOUT, SILENT_DETAIL, false);
+		if (xfer_awaits_devices(c, x))
+			object_hasten_within(c, x->remote, interval_ns(w));
+		xfer_stop(c, x, DRAY_E_TIMEOUT, SILENT_DETAIL, false);
 	}
 	dray_list_for_each(&w->watched, each, struct silence, link)
 		next = dray_min(next, each->look_ns);

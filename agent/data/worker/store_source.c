@@ -69,7 +69,7 @@ static void source_ops(struct fetch *f, struct source_reads *r)
  */
 static void agent_lost(struct fetch *f, const struct reading *r, bool slow, bool silent)
 {
-	bool otherwise = (slow && r->local.keys) || r->remote.trailing;
+	bool otherwise = (slow && r->remote.keys) || r->remote.trailing;
 	dray_handle peer = r->view.peer;
 
 	for (uint32_t i = 0; i < f->ask->n; i++) {
@@ -148,19 +148,27 @@ static bool is_refused(const struct xfer *x)
 	return x->detail && !strcmp(x->detail, XFER_REFUSED_DETAIL);
 }
 
-/* The client, its deadline, its session or the end of the agent ended the transfer; else its source did, or was too slow. */
-static bool ends_all(const struct fetch *f, const struct xfer *x)
+/*
+ * The code that the request ends with: the client, its deadline, its session or the end of the agent has stopped it, perhaps while the
+ * transfer was being stopped for another reason and devices were waited for. 0: its source has failed, or was too slow.
+ */
+static uint32_t request_code(const struct fetch *f, const struct xfer *x)
 {
-	if (f->session->dead)
-		return true;
+	const struct object *local = x->local;
+
+	if (f->session->dead || x->request_stops)
+		return x->code;
+	/* the region of the client is gone */
+	if (local->drop_code && local->drop_mode != DROP_RETIRE)
+		return local->drop_code;
+	if (fetch_is_late(f))
+		return DRAY_E_DEADLINE;
 	if (is_refused(x))
-		return false;
-	/* the region of the client is gone, or pages of it */
-	if (x->code == DRAY_E_REGION_FAULT || x->code == x->local->drop_code)
-		return true;
-	if (x->code == DRAY_E_DEADLINE)
-		return fetch_is_late(f) || worker_of_fetch(f)->core.now_ns < x->deadline.key;
-	return x->code == DRAY_E_CANCELLED || x->code == DRAY_E_SESSION_CLOSED;
+		return 0;
+	/* pages of the region are gone */
+	if (x->code == DRAY_E_REGION_FAULT)
+		return x->code;
+	return x->code == DRAY_E_CANCELLED || x->code == DRAY_E_SESSION_CLOSED ? x->code : 0;
 }
 
 static int slice_arrived(struct core *c, struct xfer *x, const struct slice *s)
@@ -175,11 +183,12 @@ static void source_read(struct core *c, struct xfer *x)
 	struct fetch *f = x->ended_arg;
 	struct reading *r = dray_take(f->reading);
 	bool silent = x->code == DRAY_E_TIMEOUT && !is_refused(x);
+	uint32_t code = x->code ? request_code(f, x) : 0;
 
 	silence_end(&f->silence);
 	f->lingering = reading_end(worker_of_fetch(f), r) ? r : NULL;
-	if (x->code && ends_all(f, x)) {
-		fetch_fail(f, x->code, NULL);
+	if (code) {
+		fetch_fail(f, code, NULL);
 		return;
 	}
 	/* the word of this agent: fetch_fenced() */
@@ -342,7 +351,7 @@ void source_fenced(struct fetch *f, uint32_t source)
 	f->ask->sources[source].end_ns = 0;
 	if (f->reading && f->source == source) {
 		xfer_stop(&s->worker->core, xfer_find(&s->xs, f->batch->call.request_id),
-			  DRAY_E_REVOKED, NULL, true);
+			  DRAY_E_REVOKED, NULL, false);
 		return;
 	}
 	for (uint32_t i = 0; i < f->ask->n; i++)
