@@ -31,7 +31,7 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from ctypes import ArgumentError, byref, c_size_t
 from typing import Any
 
@@ -53,13 +53,13 @@ SESSION_CODES = frozenset(e.code for e in (
 
 
 class _Result:
-    """A struct for completions, used again and again."""
+    """Structs for completions and events, used again and again."""
 
-    __slots__ = ("c", "ref")
+    __slots__ = ("c", "event", "event_ref", "ref")
 
     def __init__(self) -> None:
-        self.c = lib.Completion()
-        self.ref = byref(self.c)
+        self.c, self.event = lib.Completion(), lib.Event()
+        self.ref, self.event_ref = byref(self.c), byref(self.event)
 
 
 class _Loop:
@@ -160,13 +160,15 @@ class Waiting:
                 left = None if ends is None else ends - time.monotonic()
                 if left is not None and left <= 0:
                     return
-                with self._leading() as leads:
-                    # what another thread has taken before this one led does not wake it
-                    if leads and self._taken == taken:
-                        self._poll(left)
-                if not leads:
+                if not self._begin_lead():
                     self._sleep(left, taken=taken)
                     return
+                try:
+                    # what another thread has taken before this one led does not wake it
+                    if self._taken == taken:
+                        self._poll(left)
+                finally:
+                    self._end_lead()
         finally:
             self._hand_over()
 
@@ -204,16 +206,16 @@ class Waiting:
             result = self._results.pop()
         except IndexError:
             result = _Result()
-        c, ref = result.c, result.ref
-        with contextlib.suppress(ArgumentError):  # a callback, or another thread, has closed the client
+        c, ref, event_ref = result.c, result.ref, result.event_ref
+        try:
             while _next_completion(self._d, ref) == 1:
                 pending = self._pending.pop(c.arg, None)
                 if pending is not None:
                     pending._complete(c)
-            e = lib.Event()
-            event_ref = byref(e)
             while _next_event(self._d, event_ref) == 1:
-                self._on_event(e)
+                self._on_event(result.event)
+        except ArgumentError:
+            pass  # a callback, or another thread, has closed the client
         self._results.append(result)
 
     def _wait(self, pending: Pending[Any], timeout: float | None) -> None:
@@ -266,9 +268,11 @@ class Waiting:
         try:
             while not pending._ended:
                 left = None if ends is None else ends - time.monotonic()
-                with self._leading(pending) as leads:
-                    if leads:
+                if self._begin_lead(pending):
+                    try:
                         return self._lead_until(pending, ends)
+                    finally:
+                        self._end_lead()
                 if left is not None and left <= 0:
                     return False
                 self._sleep(left, pending)
@@ -279,8 +283,10 @@ class Waiting:
     def _lead_until(self, pending: Pending[Any], ends: float | None) -> bool:
         """For the polling thread."""
         while self._d is not None:
-            with contextlib.suppress(errors.SessionClosed):  # closed by another thread just now
+            try:
                 self._progress()
+            except errors.SessionClosed:
+                pass  # closed by another thread just now
             left = None if ends is None else ends - time.monotonic()
             if pending._ended or left is not None and left <= 0:
                 return pending._ended
@@ -296,19 +302,17 @@ class Waiting:
             raise self._gone()
         pending._end(None, None if pending.ends_quietly else self._closed())
 
-    @contextlib.contextmanager
-    def _leading(self, pending: Pending[Any] | None = None) -> Iterator[bool]:
-        """True inside if this thread became the one that polls. Afterwards it is to hand over."""
+    def _begin_lead(self, pending: Pending[Any] | None = None) -> bool:
+        """True if this thread became the one that polls. After _end_lead() it is to hand over."""
         if not self._lead.acquire(False):
-            yield False
-            return
+            return False
         self._led = pending
         self._leader = threading.get_ident()
-        try:
-            yield True
-        finally:
-            self._leader = 0
-            self._lead.release()
+        return True
+
+    def _end_lead(self) -> None:
+        self._leader = 0
+        self._lead.release()
 
     def _poll(self, seconds: float | None) -> None:
         """Sleeps until the descriptor is readable or the client is closed."""
