@@ -529,6 +529,24 @@ static void test_spread(void **state)
 	hand_own_finish();
 }
 
+static int checks(struct core *c, struct xfer *x, const struct slice *s)
+{
+	return 0;
+}
+
+/* Slices are smaller where a checksum is computed when they have come, so that they still are in the cache. */
+static void test_checked_slices(void **state)
+{
+	unsigned per[2];
+
+	two_streams();
+	lab_transfer1(a, 2, DMSG_DIRECTION_READ, 0, 0, MIB);
+	xfer_find(&a->session, 2)->arrived = checks;
+	count_reads(per);
+	assert_int_equal(per[0] + per[1], MIB / TCP_CHECKED_MAX);
+	hand_own_finish();
+}
+
 /* Small READs go out together, so that they wake the owner once, and those behind them take the other stream. */
 static void test_small_reads_together(void **state)
 {
@@ -585,6 +603,7 @@ int main(void)
 		cmocka_unit_test(test_read_fault),
 		cmocka_unit_test(test_session_limit),
 		cmocka_unit_test(test_spread),
+		cmocka_unit_test(test_checked_slices),
 		cmocka_unit_test(test_small_reads_together),
 		cmocka_unit_test(test_small_writes_together),
 	};

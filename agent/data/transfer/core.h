@@ -126,6 +126,7 @@ struct channel {
 	uint8_t gpu_path; /* enum dmsg_gpu_path of all on it; none: as the transfer's memory says */
 	/* its bytes follow an answer, whether there is a slice for them or not: the session's limit of slices does not hold here */
 	bool trailing;
+	uint64_t checked_max; /* bytes of slices of transfers with arrived(), at most; 0: as of others */
 	struct dray_list flows; /* with something to send, in round-robin order */
 	struct dray_list all;   /* every flow on it */
 };

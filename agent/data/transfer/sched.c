@@ -372,6 +372,8 @@ static uint64_t next_bytes(const struct core *c, const struct xfer *x, uint64_t 
 {
 	uint64_t ready = xfer_ready(x), size = c->cfg.slice_size;
 
+	if (x->arrived && x->channel->checked_max)
+		size = dray_min(size, x->channel->checked_max);
 	if (max_bytes)
 		return dray_min(ready, max_bytes);
 	if (ready == x->left && ready <= last_slice(size))

@@ -81,6 +81,7 @@ static void tcp_peer_up(struct core *c, void *state, struct peer_link *link)
 		stage_channel_init(&ch->ch, &transport_tcp, (enum dmsg_class)k, link, ch,
 				   &peer->staged[STAGE_OWN], &ch->pull_link, &t->pulling[k]);
 		ch->peer = peer;
+		ch->ch.direct.checked_max = TCP_CHECKED_MAX;
 		dray_list_init(&ch->streams);
 		dray_list_init(&ch->lost);
 	}

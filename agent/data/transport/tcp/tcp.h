@@ -47,6 +47,8 @@ _Static_assert(PMSG_FRAME_SIZE + PMSG_FIND_MAX <= TCP_HEAD_MAX,
 /* A system call near the end of a turn moves at least this much. */
 #define TCP_CALL_MIN (64 << 10)
 #define TCP_CALL_COST 4096
+/* The most bytes of a slice whose checksum is computed when they have come: they are in the cache then, and those of the last one delay the end. */
+#define TCP_CHECKED_MAX (256 << 10)
 
 extern const struct transport_ops transport_tcp;
 

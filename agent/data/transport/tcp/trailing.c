@@ -2,9 +2,6 @@
 #include "agent/data/transport/tcp/tcp.h"
 #include "lib/assert.h"
 
-/* Bytes of a slice: its checksum is computed while they are in the cache, and those of the last one delay the end. */
-#define TRAILING_SLICE (256 << 10)
-
 void tcp_trailing_init(struct tcp_requester *p)
 {
 	struct tcp_channel *ch = p->ch;
@@ -27,7 +24,7 @@ static void next_part(struct tcp_requester *p)
 	const struct pmsg_seg *seg = NULL;
 
 	if (!f->slice) {
-		f->slice = sched_next(p->s.tcp->c, &u->ch, TRAILING_SLICE);
+		f->slice = sched_next(p->s.tcp->c, &u->ch, TCP_CHECKED_MAX);
 		u->seg = 0;
 		u->done = 0;
 	}
