@@ -7,6 +7,7 @@
 
 #include "lib/cleanup.h"
 #include "lib/ballast.h"
+#include "lib/random.h"
 
 #define NO_SLOT UINT32_MAX
 #define GENERATION_MAX 0xffffffu
@@ -19,6 +20,12 @@ void dray_handles_init(struct dray_handles *t, uint32_t max, unsigned kind)
 				    .generation_max = kind ? GENERATION_MAX : UINT32_MAX };
 }
 
+void dray_handles_init_apart(struct dray_handles *t, uint32_t max)
+{
+	dray_handles_init(t, max, 0);
+	t->first_tag = (uint32_t)dray_random() | 1;
+}
+
 static dray_handle handle_of(const struct dray_handles *t, uint32_t i)
 {
 	return (uint64_t)t->slots[i].tag << 24 | i;
@@ -27,7 +34,10 @@ static dray_handle handle_of(const struct dray_handles *t, uint32_t i)
 void dray_handles_deinit(struct dray_handles *t)
 {
 	free(t->slots);
-	dray_handles_init(t, t->max, t->first_tag >> 24);
+	*t = (struct dray_handles){ .free_head = NO_SLOT,
+				    .max = t->max,
+				    .first_tag = t->first_tag,
+				    .generation_max = t->generation_max };
 }
 
 int dray_handles_add(struct dray_handles *t, void *p, dray_handle *ret_handle)

@@ -41,6 +41,8 @@ struct dray_handles {
 
 /* max: most live handles; more than DRAY_HANDLES_MAX has no effect. kind: up to DRAY_HANDLE_KIND_MAX. */
 void dray_handles_init(struct dray_handles *t, uint32_t max, unsigned kind);
+/* The same of kind 0, with handles that other tables do not have, such as that of the same client's former session. */
+void dray_handles_init_apart(struct dray_handles *t, uint32_t max);
 void dray_handles_deinit(struct dray_handles *t);
 
 /* New handle for p (not NULL). 0, -ENOSPC at max, -ENOMEM. */

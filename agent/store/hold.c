@@ -63,7 +63,8 @@ struct store_user *store_user_new(struct store *s, struct owner_account *account
 	dray_list_init(&u->joined);
 	dray_list_init(&u->holds);
 	dray_map_init(&u->pins);
-	dray_handles_init(&u->leases, DRAY_HANDLES_MAX, 0);
+	/* a client may release what its former session had */
+	dray_handles_init_apart(&u->leases, DRAY_HANDLES_MAX);
 	return u;
 }
 

@@ -310,6 +310,22 @@ def test_leases_end_with_the_reader(agent):
         until(lambda: counters(agent)["dray_store_held_bytes"] == 0, "the end of the lease")
 
 
+def test_leases_of_a_former_session_end_no_others(agent):
+    """The agent of the next session numbers its leases otherwise."""
+    with User(agent) as user:
+        user.put(b"key", b"value")
+        former, = user.store.read([b"key"])
+        agent.kill()
+        agent.start()
+        user.client.reconnect(LIMIT)
+        assert user.put(b"key", b"later") == Status.OK
+        view, = user.store.read([b"key"])
+        former.release()
+        assert user.has(b"key") == [True] and counters(agent)["dray_store_held_bytes"] > 0
+        view.release()
+        until(lambda: user.client.process() or counters(agent)["dray_store_held_bytes"] == 0, "the end of the lease")
+
+
 def test_release_that_finds_no_room(agent):
     """More releases than may wait for an agent that stands still: those that are refused can be made again."""
     with User(agent) as user:
