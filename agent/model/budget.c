@@ -115,16 +115,32 @@ static bool fits(const struct budget *b, uint64_t own, uint64_t all, uint64_t n)
 	return n <= minus(limit_of(b, own, all), own);
 }
 
-int budget_take(struct budget_account *a, enum resource r, uint64_t n, struct dray_err *reterr)
+/* *ret_own, *ret_all: what this owner and all owners used before. */
+static bool take(struct budget_account *a, enum resource r, uint64_t n, uint64_t *ret_own,
+		 uint64_t *ret_all)
 {
 	struct budget *b = &a->all->of[r];
-	uint64_t all = atomic_fetch_add_explicit(&b->used, n, memory_order_relaxed);
-	uint64_t own = atomic_fetch_add_explicit(&a->of[r].used, n, memory_order_relaxed);
 
-	if (fits(b, own, all, n))
-		return 0;
+	*ret_all = atomic_fetch_add_explicit(&b->used, n, memory_order_relaxed);
+	*ret_own = atomic_fetch_add_explicit(&a->of[r].used, n, memory_order_relaxed);
+	if (fits(b, *ret_own, *ret_all, n))
+		return true;
 	budget_put(a, r, n);
-	return budget_refuse(a, r, own, all, n, reterr);
+	return false;
+}
+
+int budget_take(struct budget_account *a, enum resource r, uint64_t n, struct dray_err *reterr)
+{
+	uint64_t own, all;
+
+	return take(a, r, n, &own, &all) ? 0 : budget_refuse(a, r, own, all, n, reterr);
+}
+
+bool budget_try(struct budget_account *a, enum resource r, uint64_t n)
+{
+	uint64_t own, all;
+
+	return take(a, r, n, &own, &all);
 }
 
 int budget_check(struct budget_account *a, enum resource r, uint64_t n, struct dray_err *reterr)

@@ -378,16 +378,16 @@ static bool may_gain(const struct store_member *m)
 /* Counts the bytes at the owner; evicts what it has in this name space, if that is allowed. */
 static bool charge(struct store_member *m, uint64_t bytes, bool may_evict)
 {
-	for (unsigned i = 0; i < EVICTED_AT_ONCE; i++) {
-		struct dray_err err = DRAY_ERR_NULL;
+	struct dray_err err = DRAY_ERR_NULL;
 
-		if (budget_take(&m->account->budget, RESOURCE_STORE_BYTES, bytes, &err) == 0)
+	for (unsigned i = 0; i < EVICTED_AT_ONCE; i++) {
+		if (budget_try(&m->account->budget, RESOURCE_STORE_BYTES, bytes))
 			return true;
 		if (!may_evict || !m->space->store->cfg.evict || !may_gain(m) ||
 		    !item_evict(m->space))
-			return false;
+			break;
 	}
-	return false;
+	return budget_take(&m->account->budget, RESOURCE_STORE_BYTES, bytes, &err) == 0;
 }
 
 void item_own(struct store_object *o)

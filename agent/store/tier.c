@@ -165,12 +165,13 @@ int tier_take_room(struct store_object *o, unsigned *turn)
 	if (disk_blocks(o->policy.bytes) >
 	    budget_limit(&o->member->account->budget, RESOURCE_STORE_DISK_BYTES))
 		return -ENOSPC;
-	while (!budget_has_room(o)) {
+	while (!budget_try(&o->member->account->budget, RESOURCE_STORE_DISK_BYTES,
+			   disk_blocks(o->policy.bytes))) {
 		if (!*turn)
 			return -EAGAIN;
 		--*turn;
 		if (!evict_for(o))
-			return -ENOSPC;
+			return budget_has_room(o) ? 0 : -ENOSPC;
 	}
 	return 0;
 }

@@ -255,12 +255,14 @@ static void test_full_share_in_a_shared_name_space(void **state)
 		assert_int_equal(store_put_begin(m[1], key_of(text, 1000), 64, 1, &o),
 				 DMSG_STORE_STATUS_BUSY);
 		assert_int_equal(store_totals(s).evictions, 0);
+		assert_int_equal(rig.budgets.of[RESOURCE_STORE_BYTES].refused, k + 1);
 	}
 	/* with one of its own, those that come before go */
 	key = key_of(text, OTHERS);
 	store_unpin(u[1], m[1], &key, 1, &r);
 	put_at(m[1], 1000, 1);
 	assert_int_equal(store_totals(s).evictions, OTHERS + 1);
+	assert_int_equal(rig.budgets.of[RESOURCE_STORE_BYTES].refused, 2);
 	/* others have what its own limit leaves it: their objects are room for it */
 	put_at(m[0], 0, 1);
 	rig.budgets.of[RESOURCE_STORE_BYTES].owner_max *= 2;
