@@ -363,6 +363,19 @@ def test_leases_of_a_read_that_is_given_up_end(agent):
         until(lambda: user.client.process() or counters(agent)["dray_store_held_bytes"] == 0, "the end of all leases")
 
 
+def test_what_cannot_be_undone_is_logged(agent, caplog):
+    """The answer to a READ that was given up comes to a thread that did not ask for it."""
+    def no_room(views):
+        raise errors.Busy("no room")
+
+    with User(agent) as user:
+        user.put(b"key", b"value")
+        pending = user.store.read([b"key"], wait=False)
+        pending._undo = no_room
+        pending.cancel()
+        until(lambda: user.client.process() or "no room" in caplog.text, "the line of the log")
+
+
 # --- faults ---------------------------------------------------------------------------------------
 
 def test_region_removed_in_mid_put(agent):

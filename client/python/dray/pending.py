@@ -184,7 +184,10 @@ class Pending(Generic[T]):
             return
         if self._ended:  # it was given up
             if self._undo and value is not None:
-                self._undo(value)
+                try:
+                    self._undo(value)
+                except errors.Error:  # nobody waits for it: the thread that takes this completion waits for another request
+                    _logger.exception("the result of %r, which was given up, lasts until the end of the session", self)
             return
         self._end(value, None)
 

@@ -291,12 +291,18 @@ def _view(client: Client, r: Any) -> StoreView:
 
 def _release(client: Client, views: list[StoreView]) -> None:
     """Ends the leases that these views have, at most those of a batch."""
-    leased = [view for view in views if view._lease]
-    if leased and client._d:
-        leases = [view._lease for view in leased]
-        client._request(_Release(client), lib.held.dray_store_release_start, (c_uint64 * len(leases))(*leases), len(leases))
-    for view in leased:
+    leased = [(view, view._lease) for view in views if view._lease]
+    for view, _ in leased:  # first: another thread may release it, too
         view._lease = 0
+    if not leased or not client._d:
+        return
+    leases = (c_uint64 * len(leased))(*[lease for _, lease in leased])
+    try:
+        client._request(_Release(client), lib.held.dray_store_release_start, leases, len(leases))
+    except errors.Error:
+        for view, lease in leased:
+            view._lease = lease
+        raise
 
 
 def _copied(items: list[Any]) -> lib.StoreBatch:
