@@ -377,6 +377,8 @@ def test_agent_ends_while_it_opens(gpu_agent):  # noqa: F811
             export = region.export(wait=False)
             client.region(dray.Memory(4096)).remove()
             agent.signal(signal.SIGTERM)
+            # else the call may return before the agent looks at the signal
+            until(lambda: "closing: the agent stops" in agent.text(), "the end of the session")
         with pytest.raises(wire.Error):
             export.result(LIMIT)
         assert agent.wait() == 0
