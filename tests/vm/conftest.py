@@ -211,6 +211,8 @@ REPEATED = ("test_operations[65536-ring]", "test_operations[65536-arena]", "test
             "test_four_rails", "test_reconnects_leak_nothing", "test_bad_wire[reordering]", "test_device_deleted_under_load",
             "test_one_side_without_rails[reader]", "test_drain[reader]", "test_memory_goes_back", "test_the_other_agent_is_killed", "test_mooncake_owner_gone[remove]",
             "test_an_output_arrives[67108864]", "test_import_metadata", "test_import_wrong_answers",
+            "test_packets_of_rdma_are_lost[true]", "test_owner_is_killed[true]", "test_owner_is_stopped[false]",
+            *(f"test_ends_while_devices_hold_its_reads[{how}]" for how in ("cancel", "deadline", "owner stopped")),
             "test_import_killed[read]", "test_import_cut_off[write]", *(f"test_import_ends[{k}]" for k in ("read-release", "read-remove", "read-close", "write-cancel", "write-release",
                                                                               "write-close")))
 
