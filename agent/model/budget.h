@@ -70,7 +70,7 @@ void budget_account_init(struct budget_account *a, struct budgets *all, const ch
 
 /* Counts n more. 0, or -errno with reterr that names the limit and what to do; then nothing is counted. */
 int budget_take(struct budget_account *a, enum resource r, uint64_t n, struct dray_err *reterr);
-/* The same for a caller that can make room: false is no refusal yet. */
+/* The same for a caller that can make room: false is not counted as a refusal. */
 bool budget_try(struct budget_account *a, enum resource r, uint64_t n);
 /* 0 if there is room for n more now, else -errno with reterr. */
 int budget_check(struct budget_account *a, enum resource r, uint64_t n, struct dray_err *reterr);

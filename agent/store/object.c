@@ -387,6 +387,7 @@ static bool charge(struct store_member *m, uint64_t bytes, bool may_evict)
 		    !item_evict(m->space))
 			break;
 	}
+	/* which counts the refusal */
 	return budget_take(&m->account->budget, RESOURCE_STORE_BYTES, bytes, &err) == 0;
 }
 

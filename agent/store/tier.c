@@ -110,7 +110,8 @@ void tier_count(struct store_object *o, bool enters)
 	sp->store->totals.disk_bytes += n;
 }
 
-static bool budget_has_room(struct store_object *o)
+/* Takes what it needs on disk from its owner's share. A refusal is counted. */
+static bool take_room(struct store_object *o)
 {
 	struct dray_err err = DRAY_ERR_NULL;
 
@@ -171,7 +172,7 @@ int tier_take_room(struct store_object *o, unsigned *turn)
 			return -EAGAIN;
 		--*turn;
 		if (!evict_for(o))
-			return budget_has_room(o) ? 0 : -ENOSPC;
+			return take_room(o) ? 0 : -ENOSPC;
 	}
 	return 0;
 }
@@ -372,7 +373,7 @@ static struct store_object *object_found(struct store_member *m, struct store_ke
 	o->policy.bytes = bytes;
 	o->policy.cost = cost;
 	o->policy.tag = item_hash(sp, key);
-	if (!budget_has_room(o)) {
+	if (!take_room(o)) {
 		item_dealloc(sp->store, o);
 		return NULL;
 	}
