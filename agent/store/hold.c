@@ -137,13 +137,14 @@ void store_pin(struct store_user *u, struct store_member *m, const struct store_
 {
 	struct turns_share share = { .n = 0 };
 
-	pthread_mutex_lock(&u->store->lock);
 	for (uint32_t i = 0; i < n; i++) {
+		/* for each key, because one may evict thousands of objects */
+		pthread_mutex_lock(&u->store->lock);
 		ret[i] = pin(u, m, keys[i], &share);
 		trace(m->space, STORE_PIN, keys[i], ret[i].length, 0,
 		      (enum dmsg_store_status)ret[i].status, (enum dmsg_store_tier)ret[i].tier);
+		pthread_mutex_unlock(&u->store->lock);
 	}
-	pthread_mutex_unlock(&u->store->lock);
 }
 
 void store_unpin(struct store_user *u, struct store_member *m, const struct store_key *keys,
@@ -239,12 +240,13 @@ void store_read(struct store_user *u, struct store_member *m, const struct store
 	struct turns_share share = { .n = 0 };
 
 	files->n = 0;
-	pthread_mutex_lock(&u->store->lock);
 	for (uint32_t i = 0; i < n; i++) {
+		/* as in store_pin() */
+		pthread_mutex_lock(&u->store->lock);
 		ret[i] = read_one(u, m, keys[i], files, &share);
 		trace_read(m->space, keys[i], &ret[i]);
+		pthread_mutex_unlock(&u->store->lock);
 	}
-	pthread_mutex_unlock(&u->store->lock);
 }
 
 uint32_t store_release(struct store_user *u, const struct dray_vec *leases)
