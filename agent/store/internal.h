@@ -101,6 +101,7 @@ struct segment {
 	uint64_t file; /* its number, which is never used again */
 	uint32_t slot, n_slots;
 	uint32_t objects;
+	uint32_t n_idle;      /* those that are live and that nobody holds */
 	uint32_t users;       /* that have its descriptor */
 	bool busy;            /* the job is queued or runs */
 	_Atomic bool leaving; /* it is given back when the job has ended */

@@ -449,12 +449,7 @@ static struct store_object *object_of(struct extent *e)
 
 static bool may_clear(const struct segment *g)
 {
-	if (g->users || g->objects > EVICTED_AT_ONCE)
-		return false;
-	for (struct extent *e = g->first; e; e = e->next)
-		if (!e->is_free && (object_of(e)->holds || object_of(e)->state != OBJECT_LIVE))
-			return false;
-	return true;
+	return !g->users && g->objects <= EVICTED_AT_ONCE && g->objects == g->n_idle;
 }
 
 void memory_clear(struct store_space *sp)

@@ -137,8 +137,12 @@ static struct policy *policy_of(const struct store_object *o)
 
 static void count_idle(struct store_object *o, bool more)
 {
-	if (o->resident)
-		o->member->n_idle += more ? 1 : -1u;
+	uint32_t n = more ? 1 : -1u;
+
+	if (!o->resident)
+		return;
+	o->member->n_idle += n;
+	store_of(o)->slots[o->at.slot]->n_idle += n;
 }
 
 int item_enter(struct store_object *o)
