@@ -121,6 +121,24 @@ static void words_for_this_node(void **state)
 	assert_string_equal(chosen(), "-");
 }
 
+static void hints_of_others_do_not_count(void **state)
+{
+	struct candidate *v;
+	size_t n;
+
+	segments[0].mentioned = segments[1].mentioned = segments[3].mentioned = false;
+	segments[0].hinted = true;
+	assert_string_equal(chosen(), "-");
+	facts.explicit_name = "own";
+	assert_string_equal(chosen(), "-");
+	facts.explicit_name = NULL;
+	assert_int_equal(preferred_rank(&facts, &v, &n), 0);
+	for (size_t i = 0; i < n; i++)
+		if (v[i].known == &segments[0])
+			assert_string_equal(v[i].reason, "it answers, but only hints name it");
+	free(v);
+}
+
 static void hints_for_lost_segments_do_not_count(void **state)
 {
 	struct preferred_hint hints[] = { { "10.0.0.9:1", "first" },
@@ -267,6 +285,7 @@ int main(void)
 		TEST(precedence),
 		TEST(a_configured_segment_needs_no_state),
 		TEST(words_for_this_node),
+		TEST(hints_of_others_do_not_count),
 		TEST(hints_for_lost_segments_do_not_count),
 		TEST(found_on_this_node),
 		TEST(the_segment_found_before_a_restart),

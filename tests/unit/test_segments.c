@@ -79,7 +79,7 @@ struct agent {
  * connections.
  */
 static struct server owner;
-static char port[8], automatic[] = "auto", no_agent[] = "";
+static char port[8], automatic[] = "auto", no_agent[] = "", tenant[] = "default";
 static char *ports[] = { port };
 
 static void on_changed(void *arg, const struct segment_info *s, enum dmsg_segment_state old)
@@ -99,6 +99,7 @@ static void configure(struct dray_config *cfg)
 {
 	cfg->segment.preferred = automatic;
 	cfg->store.put_at = no_agent;
+	cfg->data.tenant = tenant;
 	cfg->segment.ports = (struct dray_strv){ .v = ports, .n = 1 };
 	cfg->segment.expiry = 3600 * DRAY_NS_PER_SEC;
 	cfg->probe.interval = 10 * DRAY_NS_PER_SEC;
@@ -267,12 +268,50 @@ static void test_no_store(void **state)
 	agent_close(&a);
 }
 
+/* A client of another tenant names the segment, for a scope of its own. */
+static const struct hint_owner other = { "other", 4242 };
+
+static void give_hint(struct agent *a, const char *scope, const char *segment)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+
+	assert_int_equal(hints_put(a->hints,
+				   &(struct hint_put){ .scope = scope,
+						       .segment = segment,
+						       .source = DMSG_HINT_SOURCE_CLIENT,
+						       .uid = other.uid,
+						       .tenant = other.tenant },
+				   &err),
+			 0);
+	segments_hint_changed(a->segments, segment, true);
+}
+
+/* A segment of this node that only a hint names is preferred by those who see the hint, for its scope. */
+static void test_hint_chooses_for_its_owner_only(void **state)
+{
+	struct preferred p;
+	struct agent a;
+
+	agent_open(&a, &(struct content){ .preferred = "" });
+	give_hint(&a, "model", owner.where);
+	assert_true(server_until(a.event, LIMIT_MS, a.seen == DMSG_SEGMENT_STATE_READY));
+	assert_string_equal(agent_preferred(&a, &p), "");
+	segments_preferred(a.segments, "model", &other, &p);
+	assert_string_equal(p.name, owner.where);
+	assert_int_equal(p.preference, DMSG_PREFERENCE_HINT);
+	segments_preferred(a.segments, "model", &(struct hint_owner){ "another", other.uid }, &p);
+	assert_string_equal(p.name, "");
+	agent_close(&a);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(test_stopped_as_soon_as_ready, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_killed_at_any_change, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_no_store, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_hint_chooses_for_its_owner_only, set_up,
+						tear_down),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

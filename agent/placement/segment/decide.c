@@ -61,7 +61,9 @@ static void segment_facts(const struct segment *s, struct preferred_segment *ret
 		.located = s->ss->located && (!s->host || s->host->known),
 		.loopback = segment_is_loopback(s),
 		.agent = is_agent(s),
-		.mentioned = s->sources,
+		/* a hint chooses for its scope and those who see it, not for the node */
+		.mentioned = s->sources & ~(unsigned)SEGMENT_HINT,
+		.hinted = s->sources & SEGMENT_HINT,
 		.configured = s->sources & SEGMENT_CONFIG,
 		.listens = s->sources & SEGMENT_LISTENER,
 		.listed = s->sources & SEGMENT_MASTER,

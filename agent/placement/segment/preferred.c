@@ -175,7 +175,10 @@ static const char *own_fault(const struct preferred_segment *s)
 		return "a master calls it loopback, and nothing listens for it here";
 	if (s->state != DMSG_SEGMENT_STATE_READY || !s->answers)
 		return state_text(s);
-	return s->mentioned ? NULL : "it answers, but no source mentions it any more";
+	if (s->mentioned)
+		return NULL;
+	return s->hinted ? "it answers, but only hints name it" :
+			   "it answers, but no source mentions it any more";
 }
 
 static void explain_detected(struct ranking *r, struct candidate *c, const struct candidate *best)

@@ -31,7 +31,8 @@ struct preferred_segment {
 	bool located;   /* `local` is certain */
 	bool loopback;  /* other nodes cannot reach it by that name */
 	bool agent;     /* a dray agent, which moves bytes and owns none */
-	bool mentioned; /* a source mentions it now */
+	bool mentioned; /* a source other than hints mentions it now */
+	bool hinted;    /* a hint of any scope and owner names it */
 	bool configured, listed, listens;
 	uint64_t capacity;
 };
