@@ -1120,8 +1120,9 @@ struct dray_config {
 		int64_t strangers; /* Connections of agents that have not authenticated yet. */
 		int64_t grants_per_peer; /* Grants of one peer. */
 		/*
-		 * Known segments. Above the limit, segments that only a master reports are left
-		 * out.
+		 * Known segments. Above the limit, segments that only masters, peers or hints name
+		 * are left out; those that only hints name also above half of what the others
+		 * leave.
 		 */
 		int64_t segments;
 		int64_t hints; /* Hints. Above the limit, those that expire first are dropped. */

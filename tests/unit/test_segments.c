@@ -286,6 +286,36 @@ static void give_hint(struct agent *a, const char *scope, const char *segment)
 	segments_hint_changed(a->segments, segment, true);
 }
 
+/* The hints of one client leave room for segments of other sources. */
+static void test_hints_leave_room(void **state)
+{
+	struct segments_totals totals;
+	struct segment_info info;
+	struct agent a;
+	char name[32];
+
+	agent_open(&a, &(struct content){ .preferred = "" });
+	for (unsigned i = 0; i < 64; i++) {
+		snprintf(name, sizeof(name), "192.0.2.%u:1", i);
+		give_hint(&a, name, name);
+	}
+	segments_totals(a.segments, &totals);
+	assert_int_equal(totals.known, 32);
+	for (unsigned i = 0; i < 16; i++) {
+		snprintf(name, sizeof(name), "10.9.9.%u:1", i);
+		segments_peer_changed(a.segments, name, true);
+		assert_true(segments_find(a.segments, name, &info));
+		assert_string_equal(info.sources, "peer");
+	}
+	/* they take up no more of what the others leave now */
+	segments_peer_changed(a.segments, "192.0.2.0:1", true);
+	assert_true(segments_find(a.segments, "192.0.2.0:1", &info));
+	assert_string_equal(info.sources, "peer,hint");
+	segments_hint_changed(a.segments, "192.0.2.63:1", true);
+	assert_false(segments_find(a.segments, "192.0.2.63:1", &info));
+	agent_close(&a);
+}
+
 /* A segment of this node that only a hint names is preferred by those who see the hint, for its scope. */
 static void test_hint_chooses_for_its_owner_only(void **state)
 {
@@ -312,6 +342,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_no_store, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_hint_chooses_for_its_owner_only, set_up,
 						tear_down),
+		cmocka_unit_test_setup_teardown(test_hints_leave_room, set_up, tear_down),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -20,6 +20,7 @@
 
 /* The sources that mention a segment now. */
 enum segment_source {
+	SEGMENT_STATE = 0, /* the database, which mentions none */
 	SEGMENT_CONFIG = 1,
 	SEGMENT_LISTENER = 2,
 	SEGMENT_MASTER = 4,
@@ -46,6 +47,8 @@ struct segment {
 	struct dray_list foreground; /* of segments that may be preferred */
 	struct dray_list unsaved;    /* of segments whose row is written after the next decision */
 	unsigned sources;            /* enum segment_source */
+	bool was_hinted;             /* a hint named it, at any time */
+	bool of_hints;               /* counted in segments.n_of_hints */
 	bool named_preferred;        /* segment.preferred or the environment names it */
 
 	/* targets by source; NULL: none */
@@ -113,6 +116,7 @@ struct segments {
 	struct dray_map by_name, hosts_by_name; /* struct segment, struct host */
 	struct dray_list all, foreground, unsaved, hosts;
 	size_t n, n_lookups;
+	size_t n_of_hints; /* of n: those that hints named and no other source mentions */
 	struct master_entry masters[MASTER_SLOTS];
 	struct port_rule *ports;
 	size_t n_ports;
@@ -125,10 +129,11 @@ struct segments {
 	char preferred[SEGMENT_NAME_BYTES]; /* of the empty scope */
 	char self[SEGMENT_NAME_BYTES];      /* this agent's own segment */
 	struct segments_totals totals;
-	bool located;     /* the addresses of this node are known */
-	bool left_out;    /* limits.segments is reached, and that was logged */
-	bool renamed;     /* a listener may have another name now */
-	int64_t saved_ns; /* when the rows of ready segments were last written */
+	bool located;        /* the addresses of this node are known */
+	bool left_out;       /* limits.segments is reached, and that was logged */
+	bool hints_left_out; /* the share of hints is used up, and that was logged */
+	bool renamed;        /* a listener may have another name now */
+	int64_t saved_ns;    /* when the rows of ready segments were last written */
 	/* the addresses of this node that others should use, for each family; "" none */
 	char advertised4[DRAY_HOST_BYTES], advertised6[DRAY_HOST_BYTES];
 };
@@ -137,11 +142,16 @@ struct segments {
 
 struct segment *segment_find(const struct segments *ss, const char *name);
 /*
- * The segment, which is made if needed. bounded: for sources that may name any number of segments; at limits.segments
- * no segment is made. Otherwise a less important one makes room. NULL: no memory, or the limit is reached.
+ * The segment, which is made if needed. For the configuration and listeners a less important one makes room at
+ * limits.segments. Other sources may name any number of segments, and then no segment is made; for hints, also if they
+ * have half of what the others leave. NULL: no memory, or a limit is reached.
  */
-struct segment *segment_ensure(struct segments *ss, const char *name, bool bounded);
+struct segment *segment_ensure(struct segments *ss, const char *name, enum segment_source source);
 void segment_remove(struct segment *s);
+/* Hints may name another segment that no other source mentions. */
+bool hints_have_room(const struct segments *ss);
+/* After a change of its sources: counts it for hints, or not any more. */
+void segment_count(struct segment *s);
 /* Sets a string of a segment; NULL clears it. Without memory it is cleared. */
 void segment_text(char **member, const char *text);
 /* The same for a target. */

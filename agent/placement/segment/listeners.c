@@ -139,7 +139,7 @@ static void listener_apply(struct segments *ss, const struct nd_listener *l,
 	s = segment_find(ss, name);
 	/* a master that was not read yet may have another name for it */
 	if (!s && !named && !(l->match == ND_MATCH_WILDCARD && masters_pending(ss)))
-		s = segment_ensure(ss, name, false);
+		s = segment_ensure(ss, name, SEGMENT_LISTENER);
 	if (!s || s->listener_round == ss->round)
 		return;
 	/* our name for it stays until the other one is ready */

@@ -12,7 +12,7 @@
 static void list_segment(struct master_entry *e, const struct master_segment *m)
 {
 	struct segments *ss = e->ss;
-	struct segment *s = segment_ensure(ss, m->name, true);
+	struct segment *s = segment_ensure(ss, m->name, SEGMENT_MASTER);
 	uint32_t bit = 1u << e->index;
 	bool ok = !*m->status || !strcmp(m->status, "OK");
 

@@ -40,6 +40,8 @@ static void expire(struct segments *ss)
 	}
 	if (ss->n < (size_t)ss->deps.cfg->limits.segments)
 		ss->left_out = false;
+	if (hints_have_room(ss))
+		ss->hints_left_out = false;
 }
 
 /* After a kill the rows tell when segments were last ready. */
@@ -161,7 +163,7 @@ void segments_restore(struct segments *ss, const struct state_segment *row)
 	struct segment *s;
 
 	s = dray_endpoint_valid(row->name) && row->state < SEGMENT_STATES ?
-		    segment_ensure(ss, row->name, true) :
+		    segment_ensure(ss, row->name, SEGMENT_STATE) :
 		    NULL;
 	if (!s) {
 		state_drop_segment(ss->deps.state, row->name);

@@ -9,12 +9,13 @@ void segment_mention(struct segment *s, enum segment_source source, bool on)
 	if (on || (s->sources & source))
 		s->mentioned_ns = dray_now().ns;
 	s->sources = on ? s->sources | source : s->sources & ~(unsigned)source;
+	segment_count(s);
 }
 
 /* NULL: no memory. */
 static struct segment *named_by_config(struct segments *ss, const char *name)
 {
-	struct segment *s = segment_ensure(ss, name, false);
+	struct segment *s = segment_ensure(ss, name, SEGMENT_CONFIG);
 
 	if (s)
 		segment_mention(s, SEGMENT_CONFIG, true);
@@ -100,7 +101,7 @@ void segments_peer_changed(struct segments *ss, const char *segment, bool ready)
 
 	if (!dray_endpoint_valid(segment))
 		return;
-	s = ready ? segment_ensure(ss, segment, true) : segment_find(ss, segment);
+	s = ready ? segment_ensure(ss, segment, SEGMENT_PEER) : segment_find(ss, segment);
 	if (!s)
 		return;
 	s->was_peer = true;
@@ -111,7 +112,8 @@ void segments_peer_changed(struct segments *ss, const char *segment, bool ready)
 
 void segments_hint_changed(struct segments *ss, const char *segment, bool named)
 {
-	struct segment *s = named ? segment_ensure(ss, segment, true) : segment_find(ss, segment);
+	struct segment *s = named ? segment_ensure(ss, segment, SEGMENT_HINT) :
+				    segment_find(ss, segment);
 
 	if (!s)
 		return;

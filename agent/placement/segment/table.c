@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/model/budget.h"
 #include "agent/placement/segment/internal.h"
 #include "lib/log.h"
 
@@ -67,32 +68,77 @@ static bool make_room(struct segments *ss)
 	return false;
 }
 
-struct segment *segment_ensure(struct segments *ss, const char *name, bool bounded)
+void segment_count(struct segment *s)
 {
-	struct segment *s = segment_find(ss, name);
+	bool counts;
 
-	if (s)
-		return s;
-	if (bounded && ss->n >= (size_t)ss->deps.cfg->limits.segments) {
+	s->was_hinted |= s->sources & SEGMENT_HINT;
+	counts = s->was_hinted && !(s->sources & ~(unsigned)SEGMENT_HINT);
+	if (counts == s->of_hints)
+		return;
+	s->of_hints = counts;
+	s->ss->n_of_hints = counts ? s->ss->n_of_hints + 1 : s->ss->n_of_hints - 1;
+}
+
+static bool is_full(const struct segments *ss)
+{
+	return ss->n >= (size_t)ss->deps.cfg->limits.segments;
+}
+
+/* One client may give thousands of hints, so a share is left to the other sources. */
+bool hints_have_room(const struct segments *ss)
+{
+	return ss->n_of_hints <
+	       budget_share((uint64_t)ss->deps.cfg->limits.segments, ss->n - ss->n_of_hints, 0);
+}
+
+/* Another segment of this source may be known. Logs once if not. */
+static bool is_taken(struct segments *ss, enum segment_source source)
+{
+	long long max = ss->deps.cfg->limits.segments;
+	bool hint = source == SEGMENT_HINT;
+
+	if (is_full(ss)) {
 		if (!ss->left_out)
 			log_warning(
 				AREA,
 				"limits.segments = %lld is reached: further segments are left out",
-				(long long)ss->deps.cfg->limits.segments);
+				max);
 		ss->left_out = true;
-		return NULL;
+		return false;
 	}
+	if (!hint || hints_have_room(ss))
+		return true;
+	if (!ss->hints_left_out)
+		log_warning(
+			AREA,
+			"%zu segments are named by hints alone, half of what the others leave of "
+			"limits.segments = %lld: further ones are left out",
+			ss->n_of_hints, max);
+	ss->hints_left_out = true;
+	return false;
+}
+
+struct segment *segment_ensure(struct segments *ss, const char *name, enum segment_source source)
+{
+	bool needed = source == SEGMENT_CONFIG || source == SEGMENT_LISTENER;
+	struct segment *s = segment_find(ss, name);
+
+	if (s)
+		return s;
+	if (!needed && !is_taken(ss, source))
+		return NULL;
 	/* segments of this node may exceed the limit if no other can make room */
-	if (!bounded && ss->n >= (size_t)ss->deps.cfg->limits.segments)
+	if (needed && is_full(ss))
 		make_room(ss);
 	s = segment_new(ss, name);
 	if (!s)
 		return NULL;
-	if (hints_names(ss->deps.hints, name))
-		s->sources |= SEGMENT_HINT;
 	dray_list_add(&ss->all, &s->link);
 	ss->n++;
 	ss->totals.by_state[s->state]++;
+	if (hints_names(ss->deps.hints, name))
+		segment_mention(s, SEGMENT_HINT, true);
 	segment_locate(s);
 	return s;
 }
@@ -104,6 +150,7 @@ void segment_remove(struct segment *s)
 	dray_map_del(&ss->by_name, &s->by_name);
 	ss->totals.by_state[s->state]--;
 	ss->n--;
+	ss->n_of_hints -= s->of_hints;
 	dray_list_del(&s->link);
 	dray_list_del(&s->foreground);
 	dray_list_del(&s->unsaved);
