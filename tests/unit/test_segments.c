@@ -63,6 +63,19 @@ void state_info(struct state *s, struct state_info *ret)
 	*ret = (struct state_info){ .in_memory = true };
 }
 
+/* --- the number of segments that were ranked, by --wrap ------------------------------------------- */
+
+static size_t n_ranked;
+
+int __real_preferred_rank(const struct preferred_facts *f, struct candidate **ret, size_t *ret_n);
+int __wrap_preferred_rank(const struct preferred_facts *f, struct candidate **ret, size_t *ret_n);
+
+int __wrap_preferred_rank(const struct preferred_facts *f, struct candidate **ret, size_t *ret_n)
+{
+	n_ranked = f->n_segments;
+	return __real_preferred_rank(f, ret, ret_n);
+}
+
 /* --- an agent ------------------------------------------------------------------------------------- */
 
 /* The placement part of an agent. */
@@ -316,6 +329,35 @@ static void test_hints_leave_room(void **state)
 	agent_close(&a);
 }
 
+/* However many segments hints name, the choice examines those that can be chosen. */
+static void test_hints_for_other_scopes_cost_nothing(void **state)
+{
+	struct preferred p;
+	size_t before = 0;
+	struct agent a;
+	char name[32];
+
+	agent_open_first(&a);
+	a.cfg.limits.segments = a.cfg.limits.hints = a.cfg.limits.hints_per_owner = 1024;
+	for (unsigned i = 0; i < 400; i++) {
+		/* on this node, and elsewhere */
+		snprintf(name, sizeof(name), "%s.2.%u:1", i % 2 ? "127.0" : "192.0", i / 2 + 1);
+		give_hint(&a, name, name);
+		if (i == 16)
+			assert_string_equal(agent_preferred(&a, &p), owner.where);
+		if (i == 16)
+			before = n_ranked;
+	}
+	assert_string_equal(agent_preferred(&a, &p), owner.where);
+	assert_int_equal(n_ranked, before);
+	assert_true(n_ranked < 16);
+	/* the hints of the scope that is asked for are examined */
+	segments_preferred(a.segments, name, &other, &p);
+	assert_string_equal(p.name, name);
+	assert_int_equal(n_ranked, before + 1);
+	agent_close(&a);
+}
+
 /* A segment of this node that only a hint names is preferred by those who see the hint, for its scope. */
 static void test_hint_chooses_for_its_owner_only(void **state)
 {
@@ -343,6 +385,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_hint_chooses_for_its_owner_only, set_up,
 						tear_down),
 		cmocka_unit_test_setup_teardown(test_hints_leave_room, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_hints_for_other_scopes_cost_nothing, set_up,
+						tear_down),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

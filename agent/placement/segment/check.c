@@ -242,6 +242,9 @@ void segment_recheck(struct segment *s)
 	dray_list_del(&s->foreground);
 	if (check != SEGMENT_CHECK_NONE || s->local || is_wanted(s))
 		dray_list_add(&ss->foreground, &s->foreground);
+	dray_list_del(&s->own);
+	if (s->local && (s->sources & ~(unsigned)SEGMENT_HINT))
+		dray_list_add(&ss->own, &s->own);
 	switch (check) {
 	case SEGMENT_CHECK_PROBE:
 		if (!fits)

@@ -77,22 +77,73 @@ static int by_name(const void *a, const void *b)
 		      ((const struct preferred_segment *)b)->name);
 }
 
-static int gather_segments(struct segments *ss, struct gathered *g)
+static int make_room(struct gathered *g, size_t n)
+{
+	g->segments = calloc(dray_max(n, (size_t)1), sizeof(*g->segments));
+	return g->segments ? 0 : -ENOMEM;
+}
+
+static void add_segment(struct gathered *g, const struct segment *s)
+{
+	if (s)
+		segment_facts(s, &g->segments[g->facts.n_segments++]);
+}
+
+static void add_named(struct gathered *g, const struct segments *ss, const char *name)
+{
+	if (name)
+		add_segment(g, segment_find(ss, name));
+}
+
+/* In the order of preferred.h, each once. */
+static void sort_segments(struct gathered *g)
+{
+	size_t n = g->facts.n_segments, kept = 0;
+
+	if (n)
+		qsort(g->segments, n, sizeof(*g->segments), by_name);
+	for (size_t i = 0; i < n; i++)
+		if (!kept || strcmp(g->segments[kept - 1].name, g->segments[i].name) != 0)
+			g->segments[kept++] = g->segments[i];
+	g->facts.segments = g->segments;
+	g->facts.n_segments = kept;
+}
+
+/* All segments that may be of interest, with those that cannot be chosen. */
+static int gather_all(const struct segments *ss, struct gathered *g)
 {
 	size_t n = 0;
 
 	dray_list_for_each(&ss->foreground, s, struct segment, foreground)
 		n++;
-	g->segments = calloc(dray_max(n, (size_t)1), sizeof(*g->segments));
-	if (!g->segments)
+	if (make_room(g, n) < 0)
 		return -ENOMEM;
-	n = 0;
 	dray_list_for_each(&ss->foreground, s, struct segment, foreground)
-		segment_facts(s, &g->segments[n++]);
-	if (n)
-		qsort(g->segments, n, sizeof(*g->segments), by_name);
-	g->facts.segments = g->segments;
-	g->facts.n_segments = n;
+		add_segment(g, s);
+	sort_segments(g);
+	return 0;
+}
+
+/*
+ * The segments that can be chosen: those of this node, and those that are named, also by the hints that were gathered
+ * before. Any client can ask for the choice and give thousands of hints for other scopes, so these are not examined.
+ */
+static int gather_choosable(const struct segments *ss, struct gathered *g)
+{
+	size_t n = 3 + g->facts.n_hints;
+
+	dray_list_for_each(&ss->own, s, struct segment, own)
+		n++;
+	if (make_room(g, n) < 0)
+		return -ENOMEM;
+	dray_list_for_each(&ss->own, s, struct segment, own)
+		add_segment(g, s);
+	add_named(g, ss, g->facts.explicit_name);
+	add_named(g, ss, g->facts.environment);
+	add_named(g, ss, g->facts.remembered);
+	for (size_t i = 0; i < g->facts.n_hints; i++)
+		add_named(g, ss, g->facts.hints[i].segment);
+	sort_segments(g);
 	return 0;
 }
 
@@ -182,10 +233,12 @@ static int gather_hints(struct segments *ss, const char *scope, struct gathered 
 	return g->failed ? -ENOMEM : 0;
 }
 
-static int gather(struct segments *ss, const char *scope, const struct hint_owner *viewer,
+/* all: also segments that cannot be chosen. */
+static int gather(struct segments *ss, const char *scope, const struct hint_owner *viewer, bool all,
 		  struct gathered *g)
 {
-	int r;
+	bool stores = !strncmp(scope, STORE_SCOPE, strlen(STORE_SCOPE));
+	int r = 0;
 
 	*g = (struct gathered){ .viewer = viewer,
 				.tenant = ss->deps.cfg->data.tenant,
@@ -194,9 +247,13 @@ static int gather(struct segments *ss, const char *scope, const struct hint_owne
 					   .environment = ss->deps.environment,
 					   .last = ss->preferred,
 					   .remembered = ss->remembered } };
-	r = strncmp(scope, STORE_SCOPE, strlen(STORE_SCOPE)) ? gather_segments(ss, g) :
-							       gather_stores(ss, g);
-	return r < 0 ? r : gather_hints(ss, scope, g);
+	if (stores)
+		r = gather_stores(ss, g);
+	if (r >= 0)
+		r = gather_hints(ss, scope, g);
+	if (r >= 0 && !stores)
+		r = all ? gather_all(ss, g) : gather_choosable(ss, g);
+	return r;
 }
 
 static void preferred_of(struct segments *ss, const struct candidate *c, struct preferred *ret)
@@ -243,7 +300,7 @@ void segments_preferred(struct segments *ss, const char *scope, const struct hin
 	size_t n = 0;
 
 	*ret = (struct preferred){ .name = "", .reason = "out of memory" };
-	if (gather(ss, scope, viewer, &g) >= 0 && preferred_rank(&g.facts, &v, &n) >= 0) {
+	if (gather(ss, scope, viewer, false, &g) >= 0 && preferred_rank(&g.facts, &v, &n) >= 0) {
 		preferred_none(&g.facts, v, n, ret);
 		for (size_t i = 0; i < n; i++)
 			if (v[i].chosen)
@@ -258,7 +315,7 @@ int segments_explain(struct segments *ss, const char *scope,
 	dray_auto_free struct candidate *v = NULL;
 	struct gathered g;
 	size_t n = 0;
-	int r = gather(ss, scope, NULL, &g);
+	int r = gather(ss, scope, NULL, true, &g);
 
 	if (r >= 0)
 		r = preferred_rank(&g.facts, &v, &n);

@@ -45,6 +45,7 @@ struct segment {
 	struct dray_map_node by_name;
 	struct dray_list link;       /* of all */
 	struct dray_list foreground; /* of segments that may be preferred */
+	struct dray_list own;        /* of segments of this node that more than hints mention */
 	struct dray_list unsaved;    /* of segments whose row is written after the next decision */
 	unsigned sources;            /* enum segment_source */
 	bool was_hinted;             /* a hint named it, at any time */
@@ -114,7 +115,7 @@ struct segments {
 	struct prober *prober;
 	struct locality locality;
 	struct dray_map by_name, hosts_by_name; /* struct segment, struct host */
-	struct dray_list all, foreground, unsaved, hosts;
+	struct dray_list all, foreground, own, unsaved, hosts;
 	size_t n, n_lookups;
 	size_t n_of_hints; /* of n: those that hints named and no other source mentions */
 	struct master_entry masters[MASTER_SLOTS];

@@ -110,6 +110,7 @@ int segments_new(struct segments **ret, const struct segments_deps *deps, struct
 	ss->deps = *deps;
 	dray_list_init(&ss->all);
 	dray_list_init(&ss->foreground);
+	dray_list_init(&ss->own);
 	dray_list_init(&ss->unsaved);
 	dray_list_init(&ss->hosts);
 	dray_map_init(&ss->by_name);

@@ -38,6 +38,7 @@ static struct segment *segment_new(struct segments *ss, const char *name)
 	s->since_ns = s->mentioned_ns = dray_now().ns;
 	dray_list_init(&s->link);
 	dray_list_init(&s->foreground);
+	dray_list_init(&s->own);
 	dray_list_init(&s->unsaved);
 	dray_list_init(&s->of_host);
 	if (!s->name)
@@ -153,6 +154,7 @@ void segment_remove(struct segment *s)
 	ss->n_of_hints -= s->of_hints;
 	dray_list_del(&s->link);
 	dray_list_del(&s->foreground);
+	dray_list_del(&s->own);
 	dray_list_del(&s->unsaved);
 	segment_leave_host(s);
 	watch_free(s->watch);
