@@ -474,6 +474,22 @@ def test_items_that_are_none(agent):
         assert [r.status for r in put] == [Status.OK] * 2, "some have a cost"
 
 
+def test_region_of_another_client(agent):
+    """Handles are numbers of each client: the first region of both has the same."""
+    with User(agent) as user, User(agent) as other:
+        user.view[:4], other.view[:4] = b"mine", b"hers"
+        assert user.put(b"key", b"mine") == Status.OK
+        gone = user.client.region(user.memory)
+        gone.remove()
+        for region, error, words in ((other.region, errors.Invalid, "belongs to"), (user.memory, errors.Invalid, "a Memory, not a Region"),
+                                     (None, errors.Invalid, "a NoneType, not a Region"), (gone, errors.NotFound, "was removed")):
+            for call in (user.store.put, user.store.get):
+                with pytest.raises(error, match=words):
+                    call(region, [(b"key" if call == user.store.get else b"new", [(4, 4)])])
+        assert user.has(b"new") == [False]
+        assert user.view[:8] == b"mine" + bytes(4) and other.view[:8] == b"hers" + bytes(4)
+
+
 def test_outside_of_the_region(agent):
     with User(agent) as user:
         assert user.store.put(user.region, [(b"key", [(0, 1 << 62)])])[0].status == Status.TOO_LARGE

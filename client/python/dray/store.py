@@ -17,11 +17,11 @@ from . import _arguments as arguments
 from . import _library as lib
 from . import _operations as operations
 from . import errors
+from .handles import Region
 from .pending import HELD_STORE, Lending, Pending
 
 if TYPE_CHECKING:
     from .client import Client
-    from .handles import Region
 
 __all__ = ["BlockLayout", "Status", "Store", "StoreItem", "StoreResult", "StoreView", "Stores", "Tier"]
 
@@ -212,8 +212,12 @@ class Store:
 
     def _copy(self, operation: int, region: Region, items: Iterable[Any], deadline: float | None, wait: bool, replicas: int = 0,
               at: bytes = b"") -> Any:
+        if not isinstance(region, Region):
+            raise errors.Invalid(f"the region is a {type(region).__name__}, not a Region", fix="Pass the Region that has the ranges.")
+        if region.client is not self.client:
+            raise self.client._foreign(region)
         batch = _copied(list(items))
-        batch.region = region.handle
+        batch.region = region.handle if region.error is None and region.handle else region._use()
         if operation == lib.STORE_PUT:
             batch.replicas = arguments.number("replicas", replicas, 2)
             batch.at = at
