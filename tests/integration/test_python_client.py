@@ -265,6 +265,16 @@ def test_pending_request_given_up(two):
     assert not [r for r in two.client._remotes.values() if r.handle != two.remote.handle]
 
 
+def test_export_given_up(two):
+    """Its token is revoked when it comes, by a thread that waits for something else."""
+    region = two.there.region
+    assert region.export(wait=False).cancel()
+    token, = run_threads([region.export])
+    assert region.revoke(token) == 1
+    until(lambda: two.there.client.process() or not two.there.client._pending, "the end of the revocation")
+    assert region.revoke() == 1, "the token of the remote"
+
+
 def test_batch(two):
     """Transfers of a batch are submitted together at its end, or when one of them is waited for."""
     client, ops = two.client, [[(i * 100, i * 100, 100)] for i in range(20)]

@@ -154,13 +154,18 @@ class Region:
                                fix=f"Export at least 1 byte that lies before {self.length}.", handle=handle)
         if audience:
             what.audience[:] = _audience(audience)
-        pending: Pending[Token] = Pending(self.client, lambda c: Token._of(c.token.contents), self.revoke)
+        pending: Pending[Token] = Pending(self.client, lambda c: Token._of(c.token.contents), self._take_back)
         if mooncake is None:
             self.client._request(pending, lib.held.dray_region_export_start, handle, byref(what))
         else:
             self.client._request(pending, lib.held.dray_region_export_mooncake_start, handle, byref(what),
                                  arguments.number("mooncake", mooncake))
         return self.client._settle(pending, wait)
+
+    def _take_back(self, token: Token) -> None:
+        """Revokes a token that nobody will see. Does not wait."""
+        if self.handle:  # a removed region has no tokens
+            self.revoke(token, wait=False)
 
     @overload
     def lease(self, ranges: Any, *, access: str | int | None = None, expiry: float = 30.0, holders: int = 1,
