@@ -195,6 +195,8 @@ def test_no_agent_in_the_background(tmp_path):
     with pytest.raises(errors.PeerUnreachable):
         client.reconnect(LIMIT)
     assert client.next_event(timeout=LIMIT) is None
+    looks = iter([False] * 8)
+    assert not client.wait_until(lambda: next(looks)), "it looks again and again without an end"
     client.close()
 
 

@@ -365,14 +365,14 @@ class Waiting:
                 self._rouse(lock)
 
     def wait_until(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
-        """Handles what the agent sends until condition() holds. False after `timeout` seconds."""
+        """Handles what the agent sends until condition() holds. False after `timeout` seconds, or if the session has ended for good."""
         ends = None if timeout is None else time.monotonic() + timeout
         while True:
             taken = self._taken
             if condition():
                 return True
             left = None if ends is None else ends - time.monotonic()
-            if self._d is None or left is not None and left <= 0:
+            if self._d is None or self.error is not None or left is not None and left <= 0:
                 return condition()
             self._process(taken, left)
 
