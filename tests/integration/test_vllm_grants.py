@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """dray.vllm.grants: a right on a region is acquired, used, released, ended and lost; the owner hears once how it ended."""
 
+import signal
 import time
 
 import dray
@@ -17,6 +18,7 @@ class Party:
     """An engine's scheduler side, as far as rights are concerned."""
 
     def __init__(self, agent, name):
+        self.agent = agent
         self.client = agent.client(group=name, notifications=True)
         self.grants = Grants(self.client)
         self.memory = dray.Memory(MIB)
@@ -155,6 +157,31 @@ def test_renewed_while_it_is_kept(parties):
     until(renewed, "the renewals")
     until(lambda: p.poll(), "the end")
     assert grant.how == EXPIRED
+
+
+def test_a_renewal_that_finds_no_room(parties):
+    """The caller does not see that, and the next call renews the right."""
+    p, d = parties
+    hold = acquired(d, given(p).token)
+    began = hold._renewed
+    agent = p.agent
+    agent.signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(errors.Busy):
+            while True:
+                d.client.hint("x", wait=False)
+        hold.keep(began + 16)
+        assert hold._renewal is None
+    finally:
+        agent.signal(signal.SIGCONT)
+
+    def renewed():
+        d.poll()
+        hold.keep(began + 16)
+        return hold._renewal is not None and hold._renewal.done()
+
+    until(renewed, "the renewal")
+    assert hold._renewal.result(0) and not hold.lost
 
 
 def test_other_bytes_of_the_region(parties):

@@ -84,8 +84,11 @@ class Hold:
         if remote is None or remote.lost is not None or now < self._renewed + (remote.expiry or 0.0) / 2:
             return
         if self._renewal is None or self._renewal.done():
+            try:
+                self._renewal = remote.renew(wait=False)
+            except errors.Error:
+                return  # too many requests wait, so the next call tries again; or lost just now, which ends the right as well
             self._renewed = now
-            self._renewal = remote.renew(wait=False)
 
     def release(self) -> None:
         """Says to the owner that the blocks will not be touched any more. Does not wait; may be called early, and twice."""
