@@ -43,6 +43,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         headers = {name: value for name in ("Authorization", "X-Request-Id") if (value := self.headers[name])}
+        body.pop("kv_transfer_params", None)  # only a router may say where an engine reads or writes blocks
         params = {**PREFILL, "transfer_id": secrets.token_hex(16)} if self.push else PREFILL
         where = {**self.where, "transfer_id": params["transfer_id"]} if self.push and self.where else None
         first = {**body, "kv_transfer_params": params, "stream": False, "max_tokens": 1}

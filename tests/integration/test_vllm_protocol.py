@@ -74,7 +74,7 @@ def test_where_blocks_are_announced():
 
 @pytest.mark.parametrize(("name", "value"), [
     ("transfer_id", None), ("transfer_id", ""), ("remote_engine_id", 5), ("remote_host", None), ("remote_port", 0), ("remote_port", "x"),
-    ("remote_port", None), ("dray", {"agent": "no hex"}), ("dray", 5)])
+    ("remote_port", None), ("remote_port", float("inf")), ("dray", {"agent": "no hex"}), ("dray", 5)])
 def test_target_is_damaged(name, value):
     with pytest.raises(errors.Invalid, match="do not say where blocks are announced"):
         protocol.read_target({**ROUTED, name: value})

@@ -28,6 +28,7 @@ __all__ = ["EngineLayout", "Family", "Group", "Part", "Plan", "RankLayout", "Ten
 VERSION = 1  # of the JSON form
 PLANS_MAX = 64  # other engines whose plans a rank remembers
 NULL_BLOCK = 0  # the engine's number of the block that holds nothing
+_LAYERS_MAX = 4096  # of one form
 _ORDERS = ("BHNC", "BNHC", "BNC", "PBNHC", "PBHNC", "BPNHC", "BPHNC", "PBNC", "BPNC")
 
 
@@ -264,8 +265,8 @@ def _pack_names(names: Sequence[str]) -> list[list[Any]]:
 def _unpack_names(runs: Any) -> list[str]:
     names: list[str] = []
     for prefix, first, count, suffix in runs:
-        if _number(count) > 4096:
-            raise ValueError(f"{count} layers")
+        if len(names) + _number(count) > _LAYERS_MAX:
+            raise ValueError(f"more than {_LAYERS_MAX} layers")
         names += [f"{prefix}{number}{suffix}" for number in range(first, first + count)] if count else [str(prefix)]
     return names
 
@@ -278,7 +279,7 @@ def _pack_family(family: Family) -> list[Any]:
 def _unpack_family(form: Any, first_head: int, length: int, groups: Sequence[Group]) -> Family:
     packed, runs, group, *numbers = form
     names = _unpack_names(packed)
-    if sum(count for _, _, count in runs) != len(names):
+    if sum(_count(count) for _, _, count in runs) != len(names):
         raise ValueError("as many places as layers are expected")
     bases = [start + step * i for start, step, count in runs for i in range(count)]
     blocks, tokens, heads, total, row, *strides = (_count(number) for number in numbers)

@@ -289,7 +289,7 @@ def read_target(params: Mapping[str, Any]) -> Target:
         if ":" in host and not host.startswith("["):
             host = f"[{host}]"
         return Target(transfer_id, engine_id, f"{host}:{int(port)}", bytes.fromhex(agent) if agent else None)
-    except (KeyError, TypeError, ValueError, AttributeError) as e:
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as e:
         raise errors.Invalid(
             f"kv_transfer_params with do_remote_prefill do not say where blocks are announced ({e!r})",
             fix="Pass transfer_id, remote_engine_id, remote_host and remote_port, or copy kv_transfer_params from P's answer.",
