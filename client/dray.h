@@ -838,13 +838,14 @@ DRAY_API int dray_region_export_mooncake(struct dray *d, dray_region region,
 
 /*
  * Revokes a token, or with NULL all tokens of a region. Success proves that no importer can access
- * the range by it any more. token is the struct that the export made.
+ * the range by it any more. token is the struct that the export made: its text and bytes do not
+ * say which token of the region it is.
  *
  * Blocks: for up to request_ms.
  *
  * Errors: requests, REGION_REVOKE
- * -DRAY_E_NOT_FOUND: there is no such region or token, or the token is of an earlier session and
- *     void.
+ * -DRAY_E_NOT_FOUND: there is no such region or token, the token was parsed, or it is of an
+ *     earlier session and void.
  */
 DRAY_API int dray_region_revoke(struct dray *d, dray_region region, const struct dray_token *token);
 

@@ -200,6 +200,11 @@ int dray_region_revoke_start(struct dray *d, dray_region region, const struct dr
 	r = dc_region_request(d, DMSG_REGION_REVOKE, region, arg, &g);
 	if (!r)
 		return dc_failed();
+	/* one that was parsed; without a number the agent revokes all tokens */
+	if (token && !token->id)
+		return dc_request_refuse(
+			d, r, DRAY_E_NOT_FOUND,
+			"the token does not say which one it is; pass the struct that the export made");
 	/* in this session, the id may belong to another token */
 	if (token && token->epoch != d->epoch)
 		return dc_request_refuse(d, r, DRAY_E_NOT_FOUND,

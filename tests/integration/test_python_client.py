@@ -272,6 +272,8 @@ def test_export_given_up(two):
     token, = run_threads([region.export])
     assert region.revoke(token) == 1
     until(lambda: two.there.client.process() or not two.there.client._pending, "the end of the revocation")
+    with pytest.raises(errors.NotFound, match="does not say which one it is"):
+        region.revoke(dray.Token(str(token)))
     assert region.revoke() == 1, "the token of the remote"
 
 

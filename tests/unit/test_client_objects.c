@@ -14,7 +14,7 @@ static void regions_tokens_remotes(void **state)
 	struct dray *d = client_connect(0);
 	struct dray_remote_info info;
 	struct dray_memory m;
-	struct dray_token t;
+	struct dray_token t, parsed;
 	dray_region region;
 	dray_remote remote;
 	uint64_t agent;
@@ -26,6 +26,9 @@ static void regions_tokens_remotes(void **state)
 	assert_int_equal(t.length, 40);
 	assert_int_equal(strncmp(t.text, "dray1:", 6), 0);
 	assert_int_equal(dray_region_revoke(d, region, &t), 0);
+	assert_int_equal(dray_token_parse(t.text, &parsed), 0);
+	assert_int_equal(dray_region_revoke(d, region, &parsed), -DRAY_E_NOT_FOUND);
+	assert_int_equal(fake_count(&client_fake, DMSG_REGION_REVOKE), 1);
 	assert_int_equal(dray_remote_import(d, &t, 0, &remote), 0);
 	assert_int_equal(dray_remote_get_info(d, remote, &info), 0);
 	assert_int_equal(info.length, 1 << 20);

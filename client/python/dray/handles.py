@@ -215,9 +215,10 @@ class Region:
     def revoke(self, token: Token | None = None, *, wait: Literal[False]) -> Pending[int]: ...
 
     def revoke(self, token: Token | None = None, *, wait: bool = True) -> int | Pending[int]:
-        """Revokes a token, or all tokens of the region; returns how many.
+        """Revokes a token that export() returned, or all tokens of the region; returns how many.
 
-        After the answer no importer accesses the range through them any more.
+        After the answer no importer accesses the range through them any more. errors.NotFound: it is not one of the region's, or was parsed:
+        its text does not say which one it is.
         """
         handle = self._use()
         if token is not None and not isinstance(token, Token):
