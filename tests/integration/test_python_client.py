@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import weakref
 from array import array
 
 import dray
@@ -290,6 +291,32 @@ def test_batch(two):
     for transfer in transfers:
         transfer.result(LIMIT)
     assert two.view[:2000] == two.there.view[:2000]
+
+
+def test_batch_that_grows_while_another_thread_submits_it(two):
+    """The operations of each transfer live until its own submission."""
+    class Operations(array):
+        pass
+
+    call = two.client._call
+    alive, last = [], []
+
+    def add_meanwhile(function, *arguments):
+        del two.client._call
+        operations = Operations("Q", [64, 64, 8])
+        alive.append(weakref.ref(operations))
+        last.append(two.client.read(two.region, two.remote, operations))
+        return call(function, *arguments)
+
+    with two.client.batch():
+        batch, = two.client._batches.values()
+        first = two.client.read(two.region, two.remote, [(0, 0, 8)])
+        two.client._call = add_meanwhile  # as if this thread went on while another one submits
+        batch._submit()
+        first.result(LIMIT)
+        assert alive[0]() is not None, "it is not submitted yet"
+    last[0].result(LIMIT)
+    assert two.view[64:72] == two.there.view[64:72]
 
 
 def test_batch_larger_than_the_ring(agent):

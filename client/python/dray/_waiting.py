@@ -378,7 +378,7 @@ class Waiting:
 
     def _flush_batches(self, pending: Pending[Any]) -> None:
         for batch in list(self._batches.values()):
-            if pending in batch.transfers:
+            if batch._has(pending):
                 batch._submit()
 
     # --- asyncio ------------------------------------------------------------------------------------

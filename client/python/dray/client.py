@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections import deque
 from collections.abc import Iterable, Iterator
 from ctypes import (ArgumentError, byref, c_char_p, c_int, c_uint64, c_void_p, cast)
 from typing import Any, Literal, overload
@@ -379,27 +380,29 @@ class _Batch:
 
     def __init__(self, client: Client) -> None:
         self.client = client
-        self.transfers: list[Transfer] = []
-        self.structs: list[Any] = []
-        self.kept: list[Any] = []
+        # (transfer, struct, what it points to) each: another thread that waits for one of them takes them out at any time
+        self.entries: deque[tuple[Transfer, Any, Any]] = deque()
 
     def _add(self, transfer: Transfer, t: Any, keep: Any) -> None:
-        self.transfers.append(transfer)
-        self.structs.append(t)  # which keeps packed operations
-        self.kept.append(keep)
+        self.entries.append((transfer, t, keep))  # t keeps packed operations
+
+    def _has(self, transfer: Transfer) -> bool:
+        return any(entry[0] is transfer for entry in self.entries.copy())
 
     def _submit(self) -> None:
-        client, transfers, structs = self.client, self.transfers, self.structs
-        self.transfers, self.structs = [], []
-        n, ids = len(transfers), (c_uint64 * len(transfers))()
+        client, entries = self.client, []
+        with contextlib.suppress(IndexError):
+            while True:
+                entries.append(self.entries.popleft())
+        n = len(entries)
         if not n:
             return
+        transfers, ids = [entry[0] for entry in entries], (c_uint64 * n)()
         for transfer in transfers:
             client._pending[transfer._key] = transfer
-        done = client._call(lib.held.dray_submit_many, (lib.Transfer * n)(*structs), n, ids)
+        done = client._call(lib.held.dray_submit_many, (lib.Transfer * n)(*[entry[1] for entry in entries]), n, ids)
         for transfer, number in zip(transfers[:max(done, 0)], ids, strict=False):
             transfer._id = number
-        self.kept.clear()
         for transfer in transfers[max(done, 0):]:
             client._pending.pop(transfer._key, None)
             transfer._end(None, client._refusal(done if done < 0 else _BUSY, transfer))
