@@ -2,6 +2,7 @@
 """The Python package: threads, waiting, batches, lists of operations, the struct layouts, fork and exit."""
 
 import ctypes
+import errno
 import os
 import pathlib
 import signal
@@ -276,6 +277,30 @@ def test_export_given_up(two):
     with pytest.raises(errors.NotFound, match="does not say which one it is"):
         region.revoke(dray.Token(str(token)))
     assert region.revoke() == 1, "the token of the remote"
+
+
+def test_pool_that_cannot_be_mapped(agent, monkeypatch):
+    with agent.client(name="poor") as client:
+        for code, error in ((errno.EMFILE, errors.NoFds), (errno.EIO, errors.Io)):
+            def refuse(fd, code=code):
+                raise OSError(code, os.strerror(code))
+
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "dup", refuse)
+                with pytest.raises(error):
+                    client.pool(4096)
+        until(lambda: client.process() or not client._pending, "the removal")
+        assert not client._regions and "poor" not in agent.ctl("regions")
+
+
+def test_result_that_cannot_be_taken(agent):
+    """It ends its request, and not the wait of the thread that came to take it."""
+    with agent.client() as client:
+        first = client.pool(4096, wait=False)
+        first._convert = lambda c: 1 // 0
+        assert client.pool(4096)
+        with pytest.raises(errors.Internal, match="ZeroDivisionError"):
+            first.result(0)
 
 
 def test_batch(two):

@@ -18,7 +18,7 @@ from . import cuda, errors
 from ._operations import pointer
 from .handles import ACCESS, Region, Remote, Token, check_pair
 from .mailbox import Mailboxes
-from .memory import Memory, populate
+from .memory import Memory, failure, populate
 from .pending import Pending, Transfer, next_key
 from .placement import Placement
 from .session import Session
@@ -121,10 +121,14 @@ class Client(Session, Placement, Mailboxes, Stores):
     def _add(self, spec: Any, name: str, access: int, length: int, kept: object,
              wait: bool) -> Region | Pending[Region]:
         def adopt(c: Any) -> Region:
-            region = Region(self, name, access, c.region, length, kept)
+            region = self._regions[c.region] = Region(self, name, access, c.region, length, kept)
             if spec.pool_bytes:
-                region.memory, region.length = self._map(c.region)
-            self._regions[c.region] = region
+                try:
+                    region.memory, region.length = self._map(c.region)
+                except BaseException:
+                    with contextlib.suppress(errors.Error):  # it lasts until the client is closed
+                        region.remove(wait=False)
+                    raise
             return region
 
         pending: Pending[Region] = Pending(self, adopt, lambda region: region.remove(wait=False))
@@ -135,7 +139,11 @@ class Client(Session, Placement, Mailboxes, Stores):
         """A mapping of a pool that outlives the library's. Touches its pages."""
         address, length, fd = c_void_p(), c_uint64(), c_int()
         self._check(lib.held.dray_region_map, handle, byref(address), byref(length), byref(fd))
-        return Memory(length.value, fd=os.dup(fd.value)), length.value
+        try:
+            own = os.dup(fd.value)
+        except OSError as e:
+            raise failure(f"a descriptor for a pool of {length.value} bytes", e, False) from None
+        return Memory(length.value, fd=own), length.value
 
     @overload
     def pool(self, size: int, *, huge: bool = False, access: str | int = "rw", name: str = "",

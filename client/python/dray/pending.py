@@ -182,14 +182,23 @@ class Pending(Generic[T]):
         except errors.Error as e:
             self._end(None, e)
             return
+        except BaseException as e:  # this thread may wait for another request, and another one for this one
+            self._end(None, errors.Internal(f"the result of {self!r} cannot be taken: {e!r}"))
+            if isinstance(e, Exception):
+                return
+            raise
         if self._ended:  # it was given up
-            if self._undo and value is not None:
-                try:
-                    self._undo(value)
-                except errors.Error:  # nobody waits for it: the thread that takes this completion waits for another request
-                    _logger.exception("the result of %r, which was given up, lasts until the end of the session", self)
+            self._drop(value)
             return
         self._end(value, None)
+
+    def _drop(self, value: Any) -> None:
+        """Undoes a result that nobody will see."""
+        if self._undo and value is not None:
+            try:
+                self._undo(value)
+            except errors.Error:  # nobody waits for it: the thread that takes this completion waits for another request
+                _logger.exception("the result of %r, which was given up, lasts until the end of the session", self)
 
     def _end(self, value: Any, error: errors.Error | None) -> None:
         if self._ended:
