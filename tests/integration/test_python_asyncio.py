@@ -149,6 +149,31 @@ def test_cancelled_wait_for_an_event_loses_none(two):
     run(main())
 
 
+def test_loop_that_is_closed_while_a_task_waits(two):
+    """Such a task gets no event, and nothing of it is left after the next one."""
+    async def main(far):
+        tasks.append(asyncio.ensure_future(wait(far)))
+        while not far._loops:
+            await asyncio.sleep(0)
+
+    async def wait(far):
+        return await far.notification()
+
+    far, tasks = two.there.client, []
+    for _ in range(2):
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(main(far))
+        loop.close()
+        for task in tasks:
+            task._log_destroy_pending = False
+        tasks.clear()
+        del loop, task
+    two.remote.notify(7)
+    assert far.next_event(timeout=LIMIT).tag == 7
+    gc.collect()
+    assert not far._loops and not far._event_waits
+
+
 def test_cancelled_task_cancels_its_transfer(two):
     """The transfer keeps its region and remote until it has ended, also if nobody refers to it."""
     async def main():

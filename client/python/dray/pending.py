@@ -144,27 +144,30 @@ class Pending(Generic[T]):
                 ended.set_result(None)
 
         def on_end(_: Pending[T]) -> None:
-            if threading.get_ident() == home:
-                wake()
-            else:
-                try:
+            try:
+                if threading.get_ident() == home:
+                    wake()
+                else:
                     loop.call_soon_threadsafe(wake)
-                except RuntimeError:
-                    pass  # the loop was closed meanwhile
+            except RuntimeError:  # the loop was closed meanwhile, and the task will not go on
+                self._miss()
 
         self._client._watch(loop)
         try:
             self.add_done_callback(on_end)
             await ended
-        except asyncio.CancelledError:
+        except BaseException:  # CancelledError; or GeneratorExit, of a task that nobody has any more
             self._give_up()
             raise
         finally:
             self._client._unwatch(loop)
 
     def _give_up(self) -> None:
-        """The awaiting task was cancelled."""
+        """The awaiting task was cancelled, or the waiting thread interrupted."""
         self.cancel()
+
+    def _miss(self) -> None:
+        """It has ended, and the loop of the awaiting task was closed before."""
 
     def _call(self, fn: Callable[[Any], object]) -> None:
         try:

@@ -70,6 +70,9 @@ class _EventWait(Pending[Any]):
             # it came, but the task that was to get it was cancelled first
             self._client._report(self._value, first=True)
 
+    def _miss(self) -> None:
+        self._value = None  # so that _report() finds another place for it
+
 
 _SessionWait = Pending[None]
 
@@ -461,6 +464,8 @@ class Session(Waiting):
                 except ValueError:
                     continue
                 wait._end(event, None)
+                if wait._value is None:  # nobody waits there any more
+                    self._report(event, first=first)
                 return
         if first:
             self.events.appendleft(event)
