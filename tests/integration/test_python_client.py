@@ -15,7 +15,7 @@ from array import array
 
 import dray
 import pytest
-from dray import _library, errors, pending
+from dray import _library, _waiting, errors, pending
 from harness import LIMIT, MIB, ROOT, Side, noise, until
 
 
@@ -277,6 +277,65 @@ def test_export_given_up(two):
     with pytest.raises(errors.NotFound, match="does not say which one it is"):
         region.revoke(dray.Token(str(token)))
     assert region.revoke() == 1, "the token of the remote"
+
+
+class Interrupt(Exception):
+    """Of a signal handler, which may raise one in each wait."""
+
+
+def interrupts(function):
+    def interrupted(*arguments):
+        function(*arguments)
+        raise Interrupt
+    return interrupted
+
+
+def test_interrupted_wait_for_an_event(agent):
+    with agent.client() as client, agent.client() as sender:
+        client.open_mailbox("x")
+        client._poll = interrupts(lambda seconds: None)
+        with pytest.raises(Interrupt):
+            client.next_event(dray.Letter)
+        del client._poll
+        sender.post("", "x", b"one")
+        assert client.next_event(timeout=LIMIT).payload == b"one"
+
+
+def test_interrupted_request(agent):
+    """The name and the memory are free as soon as the agent has answered."""
+    with agent.client() as client:
+        client._poll = interrupts(lambda seconds: None)
+        for call in (lambda: client.open_mailbox("x"), lambda: client.pool(4096)):
+            agent.signal(signal.SIGSTOP)
+            try:
+                with pytest.raises(Interrupt):
+                    call()
+            finally:
+                agent.signal(signal.SIGCONT)
+            until(lambda: client.process() or not client._pending, "the answer")
+        del client._poll
+        assert client.open_mailbox("x") and not client._regions
+
+
+def test_interrupted_when_it_has_ended(agent, monkeypatch):
+    with agent.client() as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(pending.Pending, "_end", interrupts(pending.Pending._end))
+            with pytest.raises(Interrupt):
+                client.pool(4096)
+        until(lambda: client.process() or not client._pending, "the answer")
+        assert not client._regions
+
+
+@pytest.mark.parametrize(("name", "skip"), [("_wait", 0), ("_next_completion", 1)])
+def test_interrupted_when_a_completion_was_taken(two, monkeypatch, name, skip):
+    transfer = two.client.read(two.region, two.remote, [(0, 0, 64)])
+    two.client._skip[pending.HELD_TRANSFER] = skip
+    with monkeypatch.context() as patch:
+        patch.setattr(_waiting, name, interrupts(getattr(_waiting, name)))
+        with pytest.raises(Interrupt):
+            transfer.result(LIMIT)
+    assert transfer.result(LIMIT).bytes == 64
 
 
 def test_pool_that_cannot_be_mapped(agent, monkeypatch):

@@ -216,7 +216,17 @@ class Waiting:
                 self._on_event(result.event)
         except ArgumentError:
             pass  # a callback, or another thread, has closed the client
+        except BaseException:
+            self._complete_taken(c)
+            raise
         self._results.append(result)
+
+    def _complete_taken(self, c: Any) -> None:
+        """After an exception of a signal handler: ends the request whose completion had just been taken."""
+        pending = self._pending.pop(c.arg, None)
+        if pending is not None:
+            pending._complete(c)
+            self._took()
 
     def _wait(self, pending: Pending[Any], timeout: float | None) -> None:
         """Waits until it has ended; raises errors.Timeout."""
@@ -247,6 +257,9 @@ class Waiting:
             code = _wait(self._d, number, _HOLD_MS, ref)
         except ArgumentError:
             self._handle()
+            raise
+        except BaseException:
+            self._complete_taken(result.c)
             raise
         if code == 0:
             self._misses[holds] = 0

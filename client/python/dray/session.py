@@ -336,8 +336,11 @@ class Session(Waiting):
             return pending
         try:
             return pending.result(self.timeout)
-        except errors.Timeout:
-            self._abandon(pending)
+        except BaseException:  # its own error; or a limit, or what a signal handler raised: nobody will see the result
+            if not pending._ended:
+                self._abandon(pending)
+            elif pending._error is None:
+                pending._drop(pending._value)
             raise
 
     def _abandon(self, pending: Pending[Any]) -> None:
@@ -402,6 +405,9 @@ class Session(Waiting):
         except errors.Timeout:
             pending.cancel()
             return pending._value
+        except BaseException:  # of a signal handler
+            pending._give_up()
+            raise
 
     def next_notification(self, timeout: float | None = None) -> events.Notification | None:
         """next_event() for notifications."""
