@@ -58,6 +58,9 @@ static sem_t stopped, go_on;
 /* Before an extension fails, the file gets a part of it. */
 static _Atomic bool extends_part;
 
+/* How long batches gather; 0: by the time of the last one. */
+static int64_t gather_ns;
+
 /* No memory for a timer. */
 static bool no_timers;
 
@@ -166,6 +169,7 @@ static int open_disk(struct dray_err *reterr)
 		.threads = 3,
 		.retry_min_ns = DRAY_NS_PER_MS,
 		.retry_max_ns = 10 * DRAY_NS_PER_MS,
+		.gather_ns = gather_ns,
 		.state_changed = state_changed,
 		.crowded = crowded,
 		.fault = fault,
@@ -193,6 +197,7 @@ static int setup(void **state)
 	let_commits_fail(-1);
 	stop_call = DISK_CALL_WRITE;
 	stop_result = 0;
+	gather_ns = 0;
 	fs_used = fs_free = UINT32_MAX;
 	cm_dir_set_up(state);
 	if (sd_event_new(&rig.event) < 0)
@@ -453,6 +458,44 @@ static void test_one_object_at_a_time(void **state)
 	check_all();
 	restart();
 	assert_int_equal(rig.found, 1);
+	check_all();
+}
+
+/* Item 0 is on disk, and the write of item 1 stops. */
+static void stop_a_write(int64_t gathering_ns)
+{
+	gather_ns = gathering_ns;
+	restart();
+	assert_int_equal(put(0, 1, 5000), DISK_OK);
+	stop_next = true;
+	begin_write(1, 1, 5000);
+	sem_wait(&stopped);
+}
+
+static void test_writes_gather_while_others_are_in_progress(void **state)
+{
+	int before;
+
+	stop_a_write(3600 * DRAY_NS_PER_SEC);
+	before = commits;
+	for (unsigned i = 2; i < 8; i++)
+		begin_write(i, 1, 5000);
+	sem_post(&go_on);
+	for (unsigned i = 1; i < 8; i++)
+		assert_int_equal(finish(i), DISK_OK);
+	assert_int_equal(commits - before, 1);
+	check_all();
+}
+
+/* It may take long, or never end. */
+static void test_writes_do_not_gather_until_another_ends(void **state)
+{
+	stop_a_write(DRAY_NS_PER_MS);
+	assert_int_equal(put(2, 1, 5000), DISK_OK);
+	assert_int_equal(put(3, 1, 5000), DISK_OK);
+	assert_true(rig.items[1].busy);
+	sem_post(&go_on);
+	assert_int_equal(finish(1), DISK_OK);
 	check_all();
 }
 
@@ -1348,6 +1391,8 @@ int main(void)
 		TEST(test_blocks_ahead),
 		TEST(test_blocks_ahead_of_the_last_object),
 		TEST(test_one_object_at_a_time),
+		TEST(test_writes_gather_while_others_are_in_progress),
+		TEST(test_writes_do_not_gather_until_another_ends),
 		TEST(test_next_segment),
 		TEST(test_next_segment_when_killed),
 		TEST(test_next_segment_without_objects_before_it),

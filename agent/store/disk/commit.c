@@ -3,16 +3,24 @@
  * Writes whose bytes are in their segments, and removals, gather while a batch is committed, and are the next batch. A batch
  * first waits until the bytes are on disk, then writes its rows as one transaction. Its size is bounded: many removals may wait,
  * of rows that nothing refers to at the start.
+ *
+ * The file system commits, too, and holds other writes up meanwhile. So after a batch the next one gathers for a multiple of the time that it
+ * took, unless no writes are in progress, which would join it.
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "agent/store/disk/internal.h"
+#include "lib/time.h"
 #include "schema/gen/errors.h"
 
 /* The control thread ends the requests of a batch in one turn. */
 #define BATCH_MAX 1024
+/* So batches are in progress for a quarter of the time. The last one may have waited for a busy disk. */
+#define GATHER_TIMES 3
+#define GATHER_MAX_NS (20 * (int64_t)DRAY_NS_PER_MS)
 
 static int sync_segment(struct disk_segment *s, uint32_t end)
 {
@@ -118,6 +126,13 @@ void commit_fail_all(struct disk *d)
 		commit_fail(d, r);
 }
 
+static int64_t gather_ns(const struct disk *d)
+{
+	if (d->cfg.gather_ns)
+		return d->cfg.gather_ns;
+	return dray_min((dray_now().ns - d->batch.began_ns) * GATHER_TIMES, GATHER_MAX_NS);
+}
+
 static void batch_done(struct dray_job *j)
 {
 	struct disk_batch *b = dray_container_of(j, struct disk_batch, job);
@@ -128,6 +143,7 @@ static void batch_done(struct dray_job *j)
 	int result = b->result;
 
 	d->committing = false;
+	d->gather_until_ns = dray_now().ns + gather_ns(d);
 	if (!result && b->rates)
 		d->saved = *b->rates;
 	if (result)
@@ -156,11 +172,35 @@ static void add_to_batch(struct disk *d, struct dray_list *from, unsigned *left)
 		dray_list_add(&d->batch.requests, &r->link);
 }
 
+static int on_gathered(sd_event_source *source, uint64_t usec, void *arg)
+{
+	commit_kick(arg);
+	return 0;
+}
+
+int commit_init(struct disk *d)
+{
+	int r = sd_event_add_time_relative(d->cfg.event, &d->gathered, CLOCK_MONOTONIC, 0, 1,
+					   on_gathered, d);
+
+	return r < 0 ? r : sd_event_source_set_enabled(d->gathered, SD_EVENT_OFF);
+}
+
+/* True: the batch begins later, by the timer at the latest. */
+static bool gathers(struct disk *d)
+{
+	int64_t left_ns = d->gather_until_ns - dray_now().ns;
+
+	return d->n_writing && left_ns > 0 &&
+	       sd_event_source_set_time_relative(d->gathered, (uint64_t)left_ns / 1000 + 1) >= 0 &&
+	       sd_event_source_set_enabled(d->gathered, SD_EVENT_ONESHOT) >= 0;
+}
+
 void commit_kick(struct disk *d)
 {
 	unsigned left = BATCH_MAX;
 
-	if (d->committing || d->info.state != DISK_STATE_OK)
+	if (d->committing || d->info.state != DISK_STATE_OK || gathers(d))
 		return;
 	/* few writes are in progress at a time, so that they never keep removals out */
 	add_to_batch(d, &d->writes, &left);
@@ -168,6 +208,7 @@ void commit_kick(struct disk *d)
 	if (left == BATCH_MAX)
 		return;
 	d->committing = true;
+	d->batch.began_ns = dray_now().ns;
 	d->batch.has_next = d->next;
 	d->batch.end = d->next_id;
 	d->batch.rates = rates_changed(d) ? &d->to_save : NULL;

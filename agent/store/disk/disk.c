@@ -128,6 +128,7 @@ static void write_done(struct dray_job *j)
 	struct disk_request *r = returned(j);
 	struct disk *d = r->disk;
 
+	d->n_writing--;
 	if (r->error) {
 		struct dray_err why = dray_err_of(DRAY_E_IO,
 						  "writing a segment of the disk tier: %s",
@@ -192,6 +193,7 @@ static void dispatch(struct disk *d)
 		}
 		r->thread = thread;
 		d->in_flight[thread]++;
+		d->n_writing += r->writes;
 		measure_begin(d, r);
 		dray_jobs_add(d->threads[thread], &r->job,
 			      r->writes   ? run_write :
@@ -351,7 +353,7 @@ int disk_open(struct disk **ret, const struct disk_config *cfg, disk_found_fn fo
 	d->dir = strdup(cfg->dir);
 	r = d->dir ? 0 :
 		     dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for the disk tier");
-	if (!r && (start_threads(d) < 0 || heal_init(d) < 0))
+	if (!r && (start_threads(d) < 0 || heal_init(d) < 0 || commit_init(d) < 0))
 		r = dray_err_set(reterr, -EAGAIN, DRAY_E_NO_MEMORY, "no threads for the disk tier");
 	if (!r)
 		r = start_loading(d, reterr);
@@ -371,6 +373,7 @@ bool disk_close(struct disk *d)
 	if (!d)
 		return true;
 	sd_event_source_disable_unref(d->timer);
+	sd_event_source_disable_unref(d->gathered);
 	for (unsigned i = 0; i < DISK_THREADS_MAX; i++)
 		ended = jobs_free(d->threads[i]) && ended;
 	ended = jobs_free(d->committer) && ended;

@@ -108,6 +108,7 @@ struct disk_config {
 	uint64_t write_rate; /* the same */
 	int64_t retry_min_ns,
 		retry_max_ns; /* of tests whether the disk can be written; 0: 1 s and 30 s */
+	int64_t gather_ns; /* after a batch, how long others gather while threads write; 0: as long as it took, times a factor */
 	void (*state_changed)(void *arg, enum disk_state state, const struct dray_err *why);
 	void *arg;
 	/* The file system is full, mostly of `bytes` of this tier: some objects should be removed. May be NULL. */

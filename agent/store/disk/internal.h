@@ -42,6 +42,7 @@ struct disk_batch {
 	struct dray_job job;
 	struct dray_list requests;      /* in order */
 	const struct disk_rates *rates; /* NULL: the index has them */
+	int64_t began_ns;
 	int result;
 	uint32_t end;    /* of the ids of all segments, when it began */
 	bool has_next;   /* there was a next segment when it began */
@@ -75,6 +76,9 @@ struct disk {
 	uint32_t nameless_end;
 	struct dray_list writes, removals; /* to be committed */
 	struct disk_batch batch;
+	unsigned n_writing;        /* writes that threads have */
+	int64_t gather_until_ns;   /* no batch begins before while threads write */
+	sd_event_source *gathered; /* its timer */
 	bool committing, probing;
 	bool loaded; /* what is on disk is known */
 	struct dray_job loading;
@@ -149,6 +153,8 @@ void io_verify(struct disk_request *r);
 int disk_fault(const struct disk *d, enum disk_call call);
 
 /* --- commit.c --- */
+/* 0 or -errno. */
+int commit_init(struct disk *d);
 void commit_add(struct disk *d, struct disk_request *r);
 void commit_kick(struct disk *d);
 /* A write that was not committed, and all that wait for it. */
