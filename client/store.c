@@ -461,26 +461,28 @@ int dray_store(struct dray *d, enum dray_store_operation operation,
 	return error;
 }
 
-/* The message of r in d->out, for at most DMSG_STORE_KEYS_MAX leases. Its bytes. */
+/* The message of r in d->out, for at most DMSG_STORE_KEYS_MAX leases. Its bytes. flags: DMSG_STORE_RELEASE_FLAG_*. */
 static size_t release_encode(struct dray *d, const struct request *r, const uint64_t *leases,
-			     size_t n)
+			     size_t n, uint32_t flags)
 {
 	uint8_t records[DMSG_STORE_KEYS_MAX * DMSG_STORE_LEASE_SIZE];
-	union dmsg_body m = { .store_release = { .leases = { records, (uint32_t)n } } };
+	union dmsg_body m = {
+		.store_release = { .leases = { records, (uint32_t)n }, .flags = flags },
+	};
 
 	for (size_t i = 0; i < n; i++)
 		dray_le_put64(records + i * DMSG_STORE_LEASE_SIZE, leases[i]);
 	return (size_t)dmsg_body_encode(DMSG_STORE_RELEASE, d->out, DMSG_MESSAGE_MAX, r->id, &m);
 }
 
-/* Without memory for the request, they end with the session. */
-static void release(struct dray *d, const uint64_t *leases, size_t n)
+/* Without memory for the request, they end with the session, and what descriptors were lost stays so until then. */
+static void release(struct dray *d, const uint64_t *leases, size_t n, uint32_t flags)
 {
 	struct request *r = dc_request_internal(d, DMSG_STORE_RELEASE, NO_REGION, NO_REMOTE, n);
 
 	if (!r)
 		return;
-	r->length = (uint32_t)release_encode(d, r, leases, n);
+	r->length = (uint32_t)release_encode(d, r, leases, n, flags);
 	r->data = malloc(r->length);
 	if (r->data)
 		memcpy(r->data, d->out, r->length);
@@ -492,13 +494,16 @@ void dc_store_read_ended(struct dray *d, struct request *r)
 {
 	struct answer *a = r->abandoned || r->status ? dray_take(r->answer) : NULL;
 	uint64_t leases[DMSG_STORE_KEYS_MAX];
+	uint32_t flags = 0;
 	size_t n = 0;
 
 	for (size_t i = 0; a && i < a->results.n; i++)
-		if (a->v[i].lease)
+		if (a->v[i].lease) {
 			leases[n++] = a->v[i].lease;
+			flags |= a->v[i].data ? 0 : DMSG_STORE_RELEASE_FLAG_FILES;
+		}
 	if (n)
-		release(d, leases, n);
+		release(d, leases, n, flags);
 	free(a);
 }
 
@@ -517,7 +522,7 @@ int dray_store_release_start(struct dray *d, const uint64_t *leases, size_t n, v
 	if (!r)
 		return dc_failed();
 	r->number = n;
-	return dc_request_go_with(d, r, d->out, release_encode(d, r, leases, n), ret_id);
+	return dc_request_go_with(d, r, d->out, release_encode(d, r, leases, n, 0), ret_id);
 }
 
 int dray_store_release(struct dray *d, const uint64_t *leases, size_t n)

@@ -78,7 +78,7 @@ void store_user_free(struct store_user *u)
 	for (uint32_t i = 0; u->files && i < u->store->n_slots; i++) {
 		struct segment *g = u->store->slots[i];
 
-		if (g && u->files[i] == g->file)
+		if (g && u->files[i].number == g->file)
 			g->users--;
 	}
 	dray_list_for_each(&u->joined, j, struct joined, link) {
@@ -164,16 +164,19 @@ void store_unpin(struct store_user *u, struct store_member *m, const struct stor
 	pthread_mutex_unlock(&u->store->lock);
 }
 
-/* Gives the user the segment's descriptor, if it is the first time. 0, or -errno. */
+/* Gives the user the segment's descriptor, if it has not got it. 0, or -errno. */
 static int file_give(struct store_user *u, struct segment *g, struct store_files *files,
 		     uint16_t *ret_index)
 {
+	struct given_file *given;
+
 	*ret_index = UINT16_MAX;
 	if (!u->files)
-		u->files = calloc(u->store->n_slots, sizeof(uint64_t));
+		u->files = calloc(u->store->n_slots, sizeof(*u->files));
 	if (!u->files)
 		return -ENOMEM;
-	if (u->files[g->slot] == g->file)
+	given = &u->files[g->slot];
+	if (given->number == g->file && !given->lost)
 		return 0;
 	if (files->n == DRAY_ARRAY_SIZE(files->fd))
 		return -EMFILE;
@@ -181,8 +184,8 @@ static int file_give(struct store_user *u, struct segment *g, struct store_files
 	if (files->fd[files->n] < 0)
 		return -errno;
 	*ret_index = (uint16_t)files->n++;
-	u->files[g->slot] = g->file;
-	g->users++;
+	g->users += given->number != g->file;
+	*given = (struct given_file){ .number = g->file };
 	return 0;
 }
 
@@ -249,11 +252,13 @@ void store_read(struct store_user *u, struct store_member *m, const struct store
 	}
 }
 
-uint32_t store_release(struct store_user *u, const struct dray_vec *leases)
+uint32_t store_release(struct store_user *u, const struct dray_vec *leases, bool files_lost)
 {
 	uint32_t n = 0;
 
 	pthread_mutex_lock(&u->store->lock);
+	for (uint32_t i = 0; files_lost && u->files && i < u->store->n_slots; i++)
+		u->files[i].lost = true;
 	for (uint32_t i = 0; i < leases->n; i++) {
 		struct dmsg_store_lease l;
 		struct hold *h;

@@ -152,7 +152,13 @@ struct store_user {
 	struct dray_list holds;  /* of struct hold */
 	struct dray_map pins;    /* struct hold, by key */
 	struct dray_handles leases;
-	uint64_t *files; /* by slot: the number of the memfd whose descriptor it has */
+	struct given_file *files; /* by slot */
+};
+
+/* A memfd whose descriptor a user may have: its segment is not given back. */
+struct given_file {
+	uint64_t number;
+	bool lost; /* the user says that it may not have it */
 };
 
 struct joined {

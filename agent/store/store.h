@@ -216,7 +216,7 @@ void store_pin(struct store_user *u, struct store_member *m, const struct store_
 void store_unpin(struct store_user *u, struct store_member *m, const struct store_key *keys,
 		 uint32_t n, struct dmsg_store_result *ret);
 
-/* A descriptor of a segment that the user gets for the first time; the caller closes it. */
+/* Descriptors of segments that the user has not got; the caller closes them. */
 struct store_files {
 	int fd[DMSG_FDS_MAX];
 	unsigned n;
@@ -224,8 +224,8 @@ struct store_files {
 /* Leases objects to be read in place. Without room for a descriptor (-EMFILE) an object answers busy. */
 void store_read(struct store_user *u, struct store_member *m, const struct store_key *keys,
 		uint32_t n, struct dmsg_store_place *ret, struct store_files *files);
-/* Leases that ended. */
-uint32_t store_release(struct store_user *u, const struct dray_vec *leases);
+/* Leases that ended. files_lost: the user has not got all descriptors; each is given again. */
+uint32_t store_release(struct store_user *u, const struct dray_vec *leases, bool files_lost);
 
 uint32_t store_retry_ms(const struct store *s);
 /* For how long EXISTS leases objects of other agents at most, and how many for a session. */

@@ -2938,7 +2938,7 @@ int dmsg_store_release_decode(const void *body, size_t len, struct dmsg_store_re
 	struct dray_err *reterr)
 {
 	const uint8_t *p = body;
-	struct dmsg_store_release m;
+	struct dmsg_store_release m = { 0 };
 
 	if (len < 4)
 		return check_short(reterr, "store_release");
@@ -2948,6 +2948,16 @@ int dmsg_store_release_decode(const void *body, size_t len, struct dmsg_store_re
 		return check_large(reterr, "store_release.leases", m.leases.n, 1024);
 	if (len - 4 < (size_t)m.leases.n * 8)
 		return check_short(reterr, "store_release");
+	p += 4 + (size_t)m.leases.n * 8;
+	len -= 4 + (size_t)m.leases.n * 8;
+	if (len) { /* since minor version 4 */
+		if (len < 4)
+			return check_short(reterr, "store_release");
+		m.flags = dray_le_get32(p + 0);
+		if (m.flags & ~(uint32_t)DMSG_STORE_RELEASE_FLAG_ALL)
+			return check_bits(reterr, "store_release.flags",
+				m.flags & ~(uint32_t)DMSG_STORE_RELEASE_FLAG_ALL);
+	}
 	*ret = m;
 	return 0;
 }
@@ -2955,7 +2965,7 @@ int dmsg_store_release_decode(const void *body, size_t len, struct dmsg_store_re
 int dmsg_store_release_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct dmsg_store_release *m)
 {
-	size_t length = 4;
+	size_t length = 8;
 	uint8_t *p;
 
 	if (m->leases.n > 1024)
@@ -2965,7 +2975,8 @@ int dmsg_store_release_encode(void *buf, size_t cap, uint64_t request_id,
 		return -EMSGSIZE;
 	p = start(buf, DMSG_STORE_RELEASE, length, request_id);
 	dray_le_put32(p + 0, m->leases.n);
-	put_bytes(p + 4, m->leases.p, (size_t)m->leases.n * 8);
+	p = put_bytes(p + 4, m->leases.p, (size_t)m->leases.n * 8);
+	dray_le_put32(p + 0, m->flags);
 	return (int)(DMSG_HEADER_SIZE + length);
 }
 

@@ -282,6 +282,13 @@ const char *dmsg_store_tier_name(unsigned int v); /* "?" if unknown */
 #define DMSG_STORE_EXISTS_FLAG_AGENTS 1u
 #define DMSG_STORE_EXISTS_FLAG_ALL 1u
 
+/*
+ * Memfds of STORE_READ have not arrived, or could not be mapped: each one comes again with the next
+ * answer that needs it.
+ */
+#define DMSG_STORE_RELEASE_FLAG_FILES 1u
+#define DMSG_STORE_RELEASE_FLAG_ALL 1u
+
 enum dmsg_type {
 	DMSG_HELLO = 0x0001,
 	DMSG_HELLO_REPLY = 0x8001,
@@ -1745,7 +1752,10 @@ int dmsg_store_read_encode(void *buf, size_t cap, uint64_t request_id,
 
 #define DMSG_STORE_READ_REPLY_MIN 4
 #define DMSG_STORE_READ_REPLY_BODY_MAX 49156
-/* Descriptors: the memfds that this session has not got before. */
+/*
+ * Descriptors: the memfds that this session has not got before, or not since a STORE_RELEASE with
+ * the flag files.
+ */
 struct dmsg_store_read_reply {
 	struct dray_vec places; /* One for each key, in the order of the request. */
 };
@@ -1755,13 +1765,14 @@ int dmsg_store_read_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct dmsg_store_read_reply *m);
 
 #define DMSG_STORE_RELEASE_MIN 4
-#define DMSG_STORE_RELEASE_BODY_MAX 8196
+#define DMSG_STORE_RELEASE_BODY_MAX 8200
 /*
  * Request. Ends leases of STORE_READ. The client does not read the bytes any more. Unknown ones are
  * ignored. Since 1.4.
  */
 struct dmsg_store_release {
 	struct dray_vec leases; /* Leases. */
+	uint32_t flags; /* store_release_flag bits. */
 };
 int dmsg_store_release_decode(const void *body, size_t len, struct dmsg_store_release *ret,
 	struct dray_err *reterr);

@@ -6,6 +6,7 @@ import asyncio
 import mmap
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -361,6 +362,24 @@ def test_leases_of_a_read_that_is_given_up_end(agent):
         agent.signal(signal.SIGCONT)
         until(lambda: user.get(b"key", 5) == b"value", "a later answer")
         until(lambda: user.client.process() or counters(agent)["dray_store_held_bytes"] == 0, "the end of all leases")
+
+
+def test_a_descriptor_that_is_lost_comes_again(agent):
+    with User(agent) as user:
+        user.put(b"key", b"value")
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        free = os.dup(0)  # the lowest number
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+        try:
+            with pytest.raises(errors.NoFds):
+                user.store.read([b"key"])
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        until(lambda: user.client.process() or counters(agent)["dray_store_held_bytes"] == 0, "the end of the lease")
+        for _ in range(2):
+            with user.store.read([b"key"])[0] as view:
+                assert bytes(view.data) == b"value"
 
 
 def test_what_cannot_be_undone_is_logged(agent, caplog):

@@ -1884,6 +1884,8 @@ static const char *check_dmsg_store_release(const void *body, size_t len)
 		return "(refused)";
 	if (m.leases.n != 3 || memcmp(m.leases.p, "\001\010\017\026\035\044\053\062\036\045\054\063\072\101\110\117\073\102\111\120\127\136\145\154", 24))
 		return "leases";
+	if (m.flags != UINT32_C(0x1))
+		return "flags";
 	return NULL;
 }
 
@@ -1891,6 +1893,7 @@ static int encode_dmsg_store_release(void *buf, size_t cap)
 {
 	const struct dmsg_store_release m = {
 		.leases = { (const uint8_t *)"\001\010\017\026\035\044\053\062\036\045\054\063\072\101\110\117\073\102\111\120\127\136\145\154", 3 },
+		.flags = UINT32_C(0x1),
 	};
 
 	return dmsg_store_release_encode(buf, cap, VECTOR_REQUEST_ID, &m);
@@ -4498,8 +4501,8 @@ const struct vector vectors[] = {
 	  check_dmsg_store_read, encode_dmsg_store_read, encode_empty_dmsg_store_read, 0, NULL },
 	{ VECTOR_DATA, DMSG_STORE_READ_REPLY, "store_read_reply", 4, DMSG_STORE_READ_REPLY_BODY_MAX,
 	  check_dmsg_store_read_reply, encode_dmsg_store_read_reply, encode_empty_dmsg_store_read_reply, 0, NULL },
-	{ VECTOR_DATA, DMSG_STORE_RELEASE, "store_release", 4, DMSG_STORE_RELEASE_BODY_MAX,
-	  check_dmsg_store_release, encode_dmsg_store_release, encode_empty_dmsg_store_release, 0, NULL },
+	{ VECTOR_DATA, DMSG_STORE_RELEASE, "store_release", 8, DMSG_STORE_RELEASE_BODY_MAX,
+	  check_dmsg_store_release, encode_dmsg_store_release, encode_empty_dmsg_store_release, 1, (const size_t[]){ 28 } },
 	{ VECTOR_DATA, DMSG_STORE_RELEASE_REPLY, "store_release_reply", 4, DMSG_STORE_RELEASE_REPLY_BODY_MAX,
 	  check_dmsg_store_release_reply, encode_dmsg_store_release_reply, encode_empty_dmsg_store_release_reply, 0, NULL },
 	{ VECTOR_DATA, DMSG_NOTIFICATION, "notification", 52, DMSG_NOTIFICATION_BODY_MAX,
@@ -4854,6 +4857,8 @@ const struct vector_poke vector_pokes[] = {
 	{ &vectors[57], "store_read.space", 4, 1, UINT64_C(0xff), DRAY_E_INVALID },
 	{ &vectors[58], "store_read_reply.places.status", 100, 2, UINT64_C(0xb), 0 },
 	{ &vectors[58], "store_read_reply.places.status", 100, 2, UINT64_C(0xffff), 0 },
+	{ &vectors[59], "store_release.flags", 28, 4, UINT64_C(0x2), DRAY_E_UNSUPPORTED },
+	{ &vectors[59], "store_release.flags", 28, 4, UINT64_C(0x80000000), DRAY_E_UNSUPPORTED },
 	{ &vectors[62], "remote_lost.message", 16, 1, UINT64_C(0x0), DRAY_E_INVALID },
 	{ &vectors[62], "remote_lost.message", 16, 1, UINT64_C(0xa), DRAY_E_INVALID },
 	{ &vectors[62], "remote_lost.message", 16, 1, UINT64_C(0x7f), DRAY_E_INVALID },

@@ -301,7 +301,7 @@ static void late_answers_are_undone(void **state)
 
 /* The READ that waits for its answer, and the leases that have ended. */
 static uint64_t read_request, ended_leases[4];
-static uint32_t ended_leases_n;
+static uint32_t ended_leases_n, ended_flags;
 
 static bool keep_read(struct fake *f, const struct dmsg_header *h, const uint8_t *body,
 		      struct dray_fds *fds)
@@ -314,6 +314,7 @@ static bool keep_read(struct fake *f, const struct dmsg_header *h, const uint8_t
 	if (h->type != DMSG_STORE_RELEASE)
 		return h->type == DMSG_STORE_READ;
 	dray_assert(dmsg_store_release_decode(body, h->length, &m, NULL) == 0);
+	ended_flags = m.flags;
 	for (uint32_t i = 0; i < m.leases.n; i++)
 		ended_leases[ended_leases_n++] =
 			dray_le_get64(m.leases.p + i * DMSG_STORE_LEASE_SIZE);
@@ -372,6 +373,7 @@ static void leases_that_nobody_sees_end(void **state)
 	fake_do(&client_fake, answer_read, NULL);
 	while (!fake_count(&client_fake, DMSG_STORE_RELEASE))
 		assert_int_equal(dray_process(d, 10), 0);
+	assert_int_equal(ended_flags, 0);
 	dray_disconnect(d);
 
 	d = client_connect(0);
@@ -382,6 +384,8 @@ static void leases_that_nobody_sees_end(void **state)
 	assert_null(c.store);
 	while (fake_count(&client_fake, DMSG_STORE_RELEASE) < 2)
 		assert_int_equal(dray_process(d, 10), 0);
+	/* the agent is to send its descriptor again */
+	assert_int_equal(ended_flags, DMSG_STORE_RELEASE_FLAG_FILES);
 
 	/* its caller ends them itself */
 	assert_int_equal(dray_store_start(d, DRAY_STORE_READ, &batch, NULL, &id), 0);

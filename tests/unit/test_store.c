@@ -133,8 +133,10 @@ static void step(struct model *m)
 			uint8_t wire[DMSG_STORE_LEASE_SIZE];
 
 			dmsg_store_lease_put(wire, &(struct dmsg_store_lease){ place.lease });
-			assert_int_equal(store_release(m->u, &(struct dray_vec){ wire, 1 }), 1);
-			assert_int_equal(store_release(m->u, &(struct dray_vec){ wire, 1 }), 0);
+			assert_int_equal(store_release(m->u, &(struct dray_vec){ wire, 1 }, false),
+					 1);
+			assert_int_equal(store_release(m->u, &(struct dray_vec){ wire, 1 }, false),
+					 0);
 		}
 		break;
 	case 4:

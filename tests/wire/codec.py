@@ -446,6 +446,11 @@ ENTRY_FLAG_ALL = 32768
 STORE_EXISTS_FLAG_AGENTS = 1
 STORE_EXISTS_FLAG_ALL = 1
 
+# Memfds of STORE_READ have not arrived, or could not be mapped: each one comes again with the next
+# answer that needs it.
+STORE_RELEASE_FLAG_FILES = 1
+STORE_RELEASE_FLAG_ALL = 1
+
 # The ring memfd. Words have 32 bits; those that change have a cache line each. Indices count freely
 # and wrap at 2^32. docs/rings.md has the rules for both sides.
 RING_MAGIC = 0  # 0x52415244 (DRAR).
@@ -2581,7 +2586,8 @@ def unpack_store_read(body):
     return StoreRead(space, keys)
 
 
-# Descriptors: the memfds that this session has not got before.
+# Descriptors: the memfds that this session has not got before, or not since a STORE_RELEASE with
+# the flag files.
 StoreReadReply = namedtuple("StoreReadReply", "places")
 
 
@@ -2610,12 +2616,14 @@ def unpack_store_read_reply(body):
 
 # Ends leases of STORE_READ. The client does not read the bytes any more. Unknown ones are ignored.
 # Since 1.4.
-StoreRelease = namedtuple("StoreRelease", "leases")
+StoreRelease = namedtuple("StoreRelease", "leases flags")
+_STORE_RELEASE_1 = Struct("<I")
 
 
-def pack_store_release(request_id=0, leases=b""):
+def pack_store_release(request_id=0, leases=b"", flags=0):
     leases, n_leases = _put_vec("store_release.leases", leases, STORE_LEASE, 1024)
-    return build(MSG_STORE_RELEASE, request_id, _U32.pack(n_leases), leases)
+    return build(MSG_STORE_RELEASE, request_id, _U32.pack(n_leases), leases,
+                 _STORE_RELEASE_1.pack(flags))
 
 
 def unpack_store_release(body):
@@ -2633,7 +2641,16 @@ def unpack_store_release(body):
     leases = [StoreLease._make(r) for r in STORE_LEASE.iter_unpack(body[at:at + n * 8])]
     at += n * 8
     left -= n * 8
-    return StoreRelease(leases)
+    flags = 0
+    if left:  # since minor version 4
+        if left < 4:
+            raise _short("store_release")
+        flags, = _STORE_RELEASE_1.unpack_from(body, at)
+        if flags & ~STORE_RELEASE_FLAG_ALL:
+            raise _bits("store_release.flags", flags & ~STORE_RELEASE_FLAG_ALL)
+        at += 4
+        left -= 4
+    return StoreRelease(leases, flags)
 
 
 # The leases have ended.

@@ -586,7 +586,9 @@ static void release_request(struct wsession *s, const struct store_call *q,
 		return;
 	owner_charge(s->xs.owner, (uint64_t)m->store_release.leases.n * KEY_WORK);
 	if (s->store)
-		answer.count = store_release(s->store, &m->store_release.leases);
+		answer.count =
+			store_release(s->store, &m->store_release.leases,
+				      m->store_release.flags & DMSG_STORE_RELEASE_FLAG_FILES);
 	store_answer(s, q, 0, buf,
 		     dmsg_store_release_reply_encode(buf, sizeof(buf), q->request_id, &answer));
 }

@@ -355,3 +355,8 @@ ENTRY_FLAG_ALL = 32768
 # a name.
 STORE_EXISTS_FLAG_AGENTS = 1
 STORE_EXISTS_FLAG_ALL = 1
+
+# Memfds of STORE_READ have not arrived, or could not be mapped: each one comes again with the next
+# answer that needs it.
+STORE_RELEASE_FLAG_FILES = 1
+STORE_RELEASE_FLAG_ALL = 1
