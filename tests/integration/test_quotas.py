@@ -5,7 +5,8 @@ import contextlib
 
 import dray
 import pytest
-from harness import LIMIT, MIB, Side, expect, noise, unreachable_token, until
+from harness import LIMIT, MIB, Raw, Side, expect, noise, unreachable_token, until, wait_for_release
+from wire import codec as s
 
 
 def names(error, key):
@@ -160,23 +161,37 @@ def test_requests(new_agent, lab):
         names(expect({"busy", "quota"}, client.import_token, token, timeout=5), "limits.requests_per_session")
 
 
+def notify_until_refused(remote):
+    for sent in range(10000):
+        try:
+            remote.notify(sent, bytes(4096))
+        except dray.errors.NotifyRefused:
+            return sent
+    raise AssertionError("no limit")
+
+
 def test_notifications(new_agent):
     """When the queue of a client that does not read is full, senders get notify_refused."""
     agent = new_agent(settings={"limits.notifications_per_session": 4})
     with Side(agent, MIB) as here, Side(agent, MIB, notifications=True) as there:
         remote = here.reach(there)
-        sent = 0
-        while sent < 10000:
-            try:
-                remote.notify(sent, bytes(4096))
-            except dray.errors.NotifyRefused:
-                break
-            sent += 1
-        assert 4 <= sent < 10000, "no limit"
+        sent = notify_until_refused(remote)
+        assert sent >= 4
         for i in range(sent):
             assert there.client.next_notification(LIMIT).tag == i
         until(lambda: not isinstance(try_notify(remote), dray.Error), "room for a notification")
         assert there.client.next_notification(LIMIT).tag == 4242
+
+
+def test_notifications_of_a_session_that_ends(new_agent):
+    """Those that it has not read count no longer."""
+    agent = new_agent(settings={"limits.notifications": 8})
+    with Side(agent, MIB) as here, Side(agent, MIB, group="g") as there:
+        reader = Raw(agent, hello=False)
+        reader.ask(s.pack_hello, major_min=1, major_max=1, group="g", flags=s.HELLO_FLAG_NOTIFICATIONS)
+        notify_until_refused(here.reach(there))
+        reader.sock.close()
+        wait_for_release(agent, "notifications")
 
 
 def try_notify(remote):

@@ -189,6 +189,8 @@ static void session_free(struct session *s)
 	requests_forget(s);
 	gpus_announce_end(s->gpu);
 	owner_put(s->uid_owner, RESOURCE_SESSIONS, 1);
+	/* those that the worker has not sent */
+	owner_put(s->uid_owner, RESOURCE_NOTIFICATIONS, atomic_load(&s->shared.notifications));
 	owner_unref(s->uid_owner);
 	dray_list_del(&s->group_link);
 	if (g && dray_list_empty(&g->members)) {
