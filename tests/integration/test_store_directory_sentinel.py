@@ -2,6 +2,9 @@
 """The directory of stores behind sentinels: they name the server, and another one when it is lost."""
 
 import contextlib
+import re
+import socket
+import threading
 
 import pytest
 from dray import Status
@@ -73,3 +76,49 @@ def test_no_sentinel(service, agents):  # noqa: F811
         until(lambda: "the sentinel 127.0.0.1" in a.text(), "the reason")
         assert there.put(b"key", b"value") == Status.OK
         finds(here, key=b"value")
+
+
+def test_a_primary_that_redirects(lab, agents):  # noqa: F811
+    """It says MOVED, as a server of a cluster does. The agent refuses that, and takes no map of a cluster, also when another primary follows."""
+    words = [[], [], []]  # that the sentinel and both primaries have got
+    named = [1]
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(lab.hosts[0].socket()) for _ in words]
+        for server in servers:
+            server.bind(("127.0.0.1", 0))
+            server.listen()
+            stack.callback(server.shutdown, socket.SHUT_RDWR)
+        ports = [server.getsockname()[1] for server in servers]
+        talks = [[], [], []]
+
+        def answer(i, word):
+            name = b"%d" % ports[named[0]]
+            return {b"PING": b"+PONG\r\n", b"SENTINEL": b"*2\r\n$9\r\n127.0.0.1\r\n$%d\r\n%s\r\n" % (len(name), name),
+                    b"TIME": b"*2\r\n$10\r\n1795000000\r\n$1\r\n0\r\n"}.get(word, b"-MOVED 0 127.0.0.1:%d\r\n" % ports[i])
+
+        def talk(i, s):
+            with contextlib.suppress(OSError), s:
+                while data := s.recv(1 << 20):
+                    for word in re.findall(rb"\*\d+\r\n\$\d+\r\n(\w+)\r\n", data):
+                        words[i].append(word)
+                        s.sendall(answer(i, word))
+
+        def serve(i):
+            with contextlib.suppress(OSError):
+                while True:
+                    talks[i].append(servers[i].accept()[0])
+                    threading.Thread(target=talk, args=(i, talks[i][-1]), daemon=True).start()
+
+        for i in range(3):
+            threading.Thread(target=serve, args=(i,), daemon=True).start()
+        a, = agents(f"redis-sentinel://127.0.0.1:{ports[0]}#mymaster", "a", wait="")
+        with User(a, space="kv") as user:
+            for i in (1, 2):
+                assert user.put(b"key %d" % i, b"value") == Status.OK
+                until(lambda i=i: b"ZADD" in words[i], "an entry")
+                until(lambda: "it is part of a cluster" in a.text(), "the reason")
+                named[0] = 2
+                for s in talks[1]:
+                    with contextlib.suppress(OSError):
+                        s.shutdown(socket.SHUT_RDWR)
+        assert b"CLUSTER" not in words[1] + words[2]

@@ -101,10 +101,15 @@ void directory_refused(struct server *s, const redisReply *r, bool enters)
 			  "the server is a replica, or has lost its primary or replicas: name the "
 			  "primary in store.directory");
 		break;
-	case REFUSAL_OTHER:
-	case REFUSAL_TYPE:
 	case REFUSAL_MOVED:
 	case REFUSAL_ASK:
+		if (d->url.sentinel)
+			takes_none(d, DRAY_E_UNSUPPORTED, text,
+				   "it is part of a cluster: name its servers in "
+				   "store.directory, without sentinels");
+		break;
+	case REFUSAL_OTHER:
+	case REFUSAL_TYPE:
 	case REFUSAL_CLUSTER:
 	case REFUSAL_N:
 		/* a matter of this key */

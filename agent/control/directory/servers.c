@@ -177,7 +177,8 @@ struct server *server_redirected(struct server *from, const redisReply *r, bool 
 	struct server *s;
 	unsigned slot;
 
-	if (cluster_redirection(r, from->at.host, &slot, &at) < 0)
+	/* behind sentinels there is one server, which servers_set() replaces */
+	if (d->url.sentinel || cluster_redirection(r, from->at.host, &slot, &at) < 0)
 		return NULL;
 	s = server_at(d, &at);
 	if (asks || !s || !map_make(ss))
