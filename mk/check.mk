@@ -2,8 +2,8 @@
 #
 # `make check`: stages, each with a budget in seconds on two cores; together under 20 minutes. scripts/check times them,
 # counts what passed, and prints the closing line. Each stage is a target of its own (make check-unit); a stage that fails
-# does not stop the later ones. Those of UNITS, and then those of BESIDE, spend much time waiting, so with JOBS of 2 or
-# more they run in parallel, and the longest one counts.
+# does not stop the later ones. Each of FIRST, UNITS and BESIDE is a group of stages that leave processors idle, so with JOBS
+# of 2 or more those of a group run in parallel, and the longest one counts.
 #
 # `make check-long`: some hours. The models of the rings search more states, each fuzzer searches for a minute, and its corpus
 # must reach the lines of the decoders. The virtual machines have two processors and programs with sanitizers, and run every
@@ -11,14 +11,12 @@
 # clean Debian root, and cross-built for arm64. The library is built in two places and compared, and its unit tests and a
 # transfer run for arm64. All tests with real engines run.
 
-STAGES := lint build
-UNITS := unit tsan fuzz
-BESIDE := namespaces vm wheel packages kube engine versions
-BUDGET_lint := 25
-BUDGET_build := 90
-$(foreach s,$(UNITS),$(eval BUDGET_$(s) := 240))
-$(foreach s,$(BESIDE),$(eval BUDGET_$(s) := 800))
-BUDGET_kube := 60
+FIRST := build lint
+UNITS := unit tsan fuzz kube versions
+BESIDE := namespaces vm wheel packages engine
+$(foreach s,$(FIRST),$(eval BUDGET_$(s) := 110))
+$(foreach s,$(UNITS),$(eval BUDGET_$(s) := 280))
+$(foreach s,$(BESIDE),$(eval BUDGET_$(s) := 750))
 LONG := tsan fuzz packages wheel vm engine
 LONG_BUDGET_tsan := 900
 LONG_BUDGET_fuzz := 900
@@ -48,13 +46,13 @@ export PYTHONPYCACHEPREFIX ?= $(CURDIR)/build/pycache
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPATH := $(CURDIR)/client/python$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: $(addprefix check-,$(STAGES) $(UNITS) $(BESIDE)) check check-long
+.PHONY: $(addprefix check-,$(FIRST) $(UNITS) $(BESIDE)) check check-long
 # The recipe begins with +, because make does not see there that this runs it.
 stages = $(CHECK) stages $(foreach s,$(1),$(s) $(BUDGET_$(s))) -- $(MAKE) $(SUB)
 check:
 	@scripts/deps check
 	@$(CHECK) start
-	+@$(foreach s,$(STAGES),$(call stages,$(s));) $(call stages,$(UNITS)); $(call stages,$(BESIDE)); $(CHECK) finish
+	+@$(call stages,$(FIRST)); $(call stages,$(UNITS)); $(call stages,$(BESIDE)); $(CHECK) finish
 
 check-long: export DRAY_LONG := 1
 check-long:
