@@ -1400,7 +1400,7 @@ struct dray_store_results {
  * status says why.
  *
  * READ maps the store's memory, which cannot be written to. data stays mapped until
- * dray_disconnect(); its bytes are those of the object until the lease is released or the session
+ * dray_disconnect(), or longer, see dray_store_keep(); its bytes are those of the object until the lease is released or the session
  * ends. Leased and pinned objects count against the user's share of limits.store_held_bytes.
  *
  * Blocks: for up to deadline_ms plus request_ms.
@@ -1424,6 +1424,22 @@ DRAY_API int dray_store(struct dray *d, enum dray_store_operation operation,
  * -DRAY_E_TOO_LARGE: more than DRAY_STORE_KEYS_MAX leases.
  */
 DRAY_API int dray_store_release(struct dray *d, const uint64_t *leases, size_t n);
+
+/*
+ * Keeps the memory of an object that was read in place mapped after dray_disconnect(), for a program
+ * that cannot prove that nothing refers to it any more. data is that of a result of READ. The
+ * mapping, which may have other objects, is *ret_base and *ret_length. Its bytes are those of the
+ * object only until the lease ends.
+ *
+ * Ownership: after dray_disconnect() the caller unmaps it, by munmap().
+ *
+ * Thread: no other thread may use the handle during this call. A forked child may make it, too.
+ *
+ * Errors:
+ * -DRAY_E_NOT_FOUND: data is not of a result of READ.
+ */
+DRAY_API int dray_store_keep(struct dray *d, const void *data, void **ret_base,
+			     uint64_t *ret_length);
 
 /* --- GPU memory --- */
 

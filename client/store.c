@@ -13,6 +13,7 @@ struct file {
 	uint64_t number; /* 0: of an earlier session */
 	uint64_t bytes;
 	const uint8_t *base;
+	bool kept; /* by the caller */
 };
 
 /* The results of a batch. */
@@ -54,9 +55,23 @@ void dc_store_lost(struct dray *d)
 void dc_store_free(struct dray *d)
 {
 	dray_list_for_each(&d->files, f, struct file, link) {
-		munmap((void *)(uintptr_t)f->base, f->bytes);
+		if (!f->kept)
+			munmap((void *)(uintptr_t)f->base, f->bytes);
 		free(f);
 	}
+}
+
+int dray_store_keep(struct dray *d, const void *data, void **ret_base, uint64_t *ret_length)
+{
+	dray_list_for_each(&d->files, f, struct file, link) {
+		if ((uintptr_t)data - (uintptr_t)f->base >= f->bytes)
+			continue;
+		f->kept = true;
+		*ret_base = (void *)(uintptr_t)f->base;
+		*ret_length = f->bytes;
+		return 0;
+	}
+	return -DRAY_E_NOT_FOUND;
 }
 
 int dc_store_encode(struct dray *d, const struct request *r, const char **ret_why)

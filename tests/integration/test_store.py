@@ -277,6 +277,53 @@ def test_reading_in_place(new_agent):
             assert again.data == b"z" * MIB
 
 
+LEFT = """
+import dray, gc, os, sys
+import numpy
+user = dray.Client(sys.argv[1])
+memory = dray.Memory(1 << 20)
+memory.view[:] = b"x" * len(memory)
+region = user.region(memory)
+store = user.store()
+store.put(region, [(b"a", [(0, 4096)]), (b"b", [(0, 8192)])])
+one, two, three = store.read([b"a", b"b", b"b"])
+array, part, alone = numpy.frombuffer(two.data, numpy.uint8), three.data[:9], store.read([b"a"])[0].data
+three.release()
+assert len(user._views) == 4
+if not (child := os.fork()):
+    os._exit(array[8191] + part[8] != 2 * ord("x"))
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+if len(sys.argv) > 2:
+    del user, store, region, one, two, three
+    gc.collect()
+else:
+    user.close()
+    for view in one.data, alone:
+        try:
+            view[0]
+        except ValueError:
+            pass
+        else:
+            sys.exit(f"{view} can be read")
+    print(one, two)
+    one.release()
+    one = two = None
+maps = lambda: sum("dray-store" in line for line in open("/proc/self/maps"))
+assert maps()
+assert array[8191] == part[8] == ord("x")
+array = None
+assert maps(), "part refers to it"
+part = alone = None
+assert not maps()
+"""
+
+
+@pytest.mark.parametrize("how", [[], ["dropped"]])
+def test_data_that_is_left_when_its_client_ends(agent, how):
+    """A view is void; what was made of it keeps the memory mapped."""
+    subprocess.run([sys.executable, "-c", LEFT, str(agent.socket), *how], check=True, timeout=LIMIT)
+
+
 def read_raw(raw, key):
     answer = raw.ask(s.pack_store_read, space="", keys=bytes([len(key)]) + key)
     return answer.places[0], raw.fds

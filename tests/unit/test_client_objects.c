@@ -2,6 +2,7 @@
 /* libdray: regions, tokens, remotes and events. */
 #include <poll.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "lib/assert.h"
 #include "lib/cleanup.h"
@@ -363,7 +364,9 @@ static void leases_that_nobody_sees_end(void **state)
 	struct dray_completion c;
 	bool lost = true;
 	struct dray *d = NULL;
-	uint64_t id;
+	uint64_t id, bytes;
+	const uint8_t *data;
+	void *base;
 
 	o.request_ms = 30;
 	assert_int_equal(dray_connect(&o, &d, NULL, 0), 0);
@@ -394,7 +397,14 @@ static void leases_that_nobody_sees_end(void **state)
 	assert_int_equal(c.status, 0);
 	assert_int_equal(c.store->v[0].lease, 77);
 	assert_int_equal(c.store->v[2].lease, 78);
+	data = c.store->v[2].data;
+	assert_int_equal(dray_store_keep(d, &lost, &base, &bytes), -DRAY_E_NOT_FOUND);
+	assert_int_equal(dray_store_keep(d, data, &base, &bytes), 0);
+	assert_int_equal(data - (const uint8_t *)base, 64);
+	assert_int_equal(bytes, 4096);
 	dray_disconnect(d);
+	assert_int_equal(*data, 0);
+	munmap(base, bytes);
 	assert_int_equal(fake_count(&client_fake, DMSG_STORE_RELEASE), 2);
 	for (uint32_t i = 0; i < 4; i++)
 		assert_int_equal(ended_leases[i], 77 + i % 2);

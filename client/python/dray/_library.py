@@ -255,6 +255,7 @@ _HELD: dict[str, tuple[Any, ...]] = {
     "dray_post_start": (c_int, _d, c_char_p, c_char_p, c_char_p, c_size_t, c_uint, _arg, _id),
     "dray_store_start": (c_int, _d, c_int, POINTER(StoreBatch), _arg, _id),
     "dray_store_release_start": (c_int, _d, POINTER(c_uint64), c_size_t, _arg, _id),
+    "dray_store_keep": (c_int, _d, c_void_p, POINTER(c_void_p), POINTER(c_uint64)),
     "dray_token_parse": (c_int, c_char_p, POINTER(Token)),
     "dray_token_from_bytes": (c_int, c_char_p, c_size_t, POINTER(Token)),
     "dray_hint_get_start": (c_int, _d, c_char_p, _arg, _id),
@@ -324,6 +325,34 @@ def _load() -> tuple[Any, Any]:
 
 
 held, released = _load()
+
+
+_munmap = ctypes.CDLL(None).munmap
+_munmap.argtypes = [c_void_p, c_size_t]
+
+
+class _Mapping:
+    """Memory of the store that outlasts the handle with which it was mapped."""
+
+    __slots__ = ("base", "length")
+
+    def __init__(self, base: int, length: int) -> None:
+        self.base, self.length = base, length
+
+    def __del__(self, unmap: Any = _munmap) -> None:
+        unmap(self.base, self.length)
+
+
+def keep_mapped(d: c_size_t, arrays: list[Any]) -> None:
+    """For arrays in memory of the store, before dray_disconnect(): it is unmapped with the last of them that refers to it."""
+    mappings: dict[int, _Mapping] = {}
+    base, length = c_void_p(), c_uint64()
+    for array in arrays:
+        if held.dray_store_keep(d, ctypes.addressof(array), ctypes.byref(base), ctypes.byref(length)) == 0:
+            at = base.value or 0
+            if at not in mappings:
+                mappings[at] = _Mapping(at, length.value)
+            array._mapping = mappings[at]
 
 
 def path() -> str:

@@ -117,6 +117,7 @@ class Session(Waiting):
         if code:
             raise errors.make(code, lib.text(why.value), path=self.path)
         self._d = c_size_t(handle.value or 0)
+        self._views = _views[self._d.value] = {}
         self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         _clients.add(self)
         self._quiet = wait
@@ -244,12 +245,25 @@ class Session(Waiting):
             self._lead.acquire()  # the polling thread has left
         try:
             with self._blocking:
-                lib.held.dray_disconnect(d)
+                self._disconnect(d)
                 os.close(self._wake[0])
         finally:
             if not own:
                 self._lead.release()
         _clients.discard(self)
+
+    def _disconnect(self, d: c_size_t) -> None:
+        """Ends the library's handle. What was read in place cannot be used any more; what a program still has of it stays mapped."""
+        views = _views.pop(d.value, {})
+        for _, view in list(views.values()):
+            if (data := view()) is not None:
+                with contextlib.suppress(BufferError):
+                    data.release()
+        data = None
+        left = [array for memory, _ in list(views.values()) if (array := memory()) is not None]
+        if left:
+            lib.keep_mapped(d, left)
+        lib.held.dray_disconnect(d)
 
     def _end_all(self, error: errors.Error) -> None:
         while self._pending:
@@ -275,7 +289,7 @@ class Session(Waiting):
         self._gone = _after_fork
         self._lead, self._leader, self._waking = threading.Lock(), 0, threading.RLock()
         if d is not None:
-            lib.held.dray_disconnect(d)
+            self._disconnect(d)
             for fd in self._wake:
                 os.close(fd)
 
@@ -302,7 +316,7 @@ class Session(Waiting):
     def __del__(self) -> None:
         d, self._d = getattr(self, "_d", None), None
         if d is not None:
-            lib.held.dray_disconnect(d)
+            self._disconnect(d)
             for fd in self._wake:
                 os.close(fd)
 
@@ -603,6 +617,9 @@ _EVENTS: dict[int, Callable[[Session, Any], None]] = {
     lib.EVENT_LEASE_ENDED: Session._on_lease_ended,
     lib.EVENT_LETTER: Session._on_letter, lib.EVENT_MAILBOX_LOST: Session._on_mailbox_lost}
 
+# Of each handle, what was read in place, by id: the memory, and its view. Not in the client: a collector of garbage that finds the client clears weak
+# references that are part of it before it ends the client.
+_views: dict[int, dict[int, tuple[weakref.ref[Any], weakref.ref[memoryview]]]] = {}
 _clients: weakref.WeakSet[Session] = weakref.WeakSet()
 
 

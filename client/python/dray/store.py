@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import enum
 import struct
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from ctypes import byref, c_char, c_uint64
+from functools import partial
 from itertools import accumulate, chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import ref
 
 from . import _arguments as arguments
 from . import _library as lib
@@ -118,7 +121,8 @@ class StoreView:
     """An object that is read in place, without a copy: data is a read-only memoryview.
 
     The agent keeps the object until release(), which also ends data, or until the session ends. Use it
-    as a context manager. status: as in StoreResult; data is None unless it is Status.OK.
+    as a context manager. status: as in StoreResult; data is None unless it is Status.OK. The end of the client ends data, too: it raises
+    ValueError then. What was made of it, such as an array or a slice, has bytes of any object after that.
     """
 
     __slots__ = ("_client", "_lease", "data", "status", "wait")
@@ -132,7 +136,10 @@ class StoreView:
 
         errors.Busy: too many requests wait. The lease lasts then; try again after process().
         """
-        self.data = None
+        data, self.data = self.data, None
+        if data is not None:
+            with contextlib.suppress(BufferError):  # an array still uses it
+                data.release()
         _release(self._client, [self])
 
     def __enter__(self) -> StoreView:
@@ -142,7 +149,11 @@ class StoreView:
         self.release()
 
     def __repr__(self) -> str:
-        return f"<StoreView {self.status.name} {len(self.data) if self.data is not None else 0} bytes>"
+        try:
+            length = len(self.data) if self.data is not None else 0
+        except ValueError:  # the client was closed
+            length = 0
+        return f"<StoreView {self.status.name} {length} bytes>"
 
 
 class Store:
@@ -289,7 +300,10 @@ def _results(results: lib.StoreResults) -> list[StoreResult]:
 def _view(client: Client, r: Any) -> StoreView:
     data = None
     if not r.status:
-        data = memoryview((c_char * r.length).from_address(r.data)).cast("B").toreadonly()
+        memory = (c_char * r.length).from_address(r.data)
+        data = memoryview(memory).cast("B").toreadonly()
+        views, key = client._views, id(memory)
+        views[key] = ref(memory, partial(views.pop, key)), ref(data)
     return StoreView(client, _STATUSES.get(r.status, Status.LOST), r.wait_ms / 1000, data, r.lease)
 
 
