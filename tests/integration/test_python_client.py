@@ -708,6 +708,33 @@ def test_interpreter_exits(agent, way):
     until(lambda: "exits" not in sessions(agent), "the end of the session")
 
 
+class Kept(dray.Memory):
+    pass
+
+
+def test_memory_of_a_region_that_has_ended(new_agent):
+    """Neither a region that was removed, nor a client that was closed keeps it, with an agent or without one."""
+    agent = new_agent()
+
+    def register(client):
+        memory = Kept(4096)
+        return weakref.ref(memory), client.region(memory)
+
+    with agent.client() as client:
+        memory, region = register(client)
+        assert memory()
+        region.remove()
+        assert not memory() and not region.handle
+        memory, region = register(client)
+    assert not memory()
+    with agent.client() as client:
+        memory, region = register(client)
+        agent.kill()
+        until(lambda: client.process() or not client.connected, "the loss of the session")
+    assert not memory() and not client._regions
+    agent.start()
+
+
 def test_dropped_client(agent):
     """A client that nobody refers to is closed."""
     client = agent.client(name="dropped")

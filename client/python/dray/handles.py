@@ -244,11 +244,15 @@ class Region:
         self.client._handle()
         if not self.handle:
             self._use()
-        pending: Pending[None] = Pending(self.client)
+        pending: Pending[None] = Pending(self.client, self._forget)
         self.client._request(pending, lib.held.dray_region_remove_start, self.handle)
         self.client._regions.pop(self.handle, None)
         self.handle = 0
         return self.client._settle(pending, wait)
+
+    def _forget(self, _: Any = None) -> None:
+        """The memory is the engine's alone again."""
+        self._kept = None
 
     def __repr__(self) -> str:
         name = f" {self.name!r}" if self.name else ""

@@ -274,10 +274,14 @@ class Session(Waiting):
             self._session_waits.pop()._end(None, error)
         while self._event_waits:
             self._event_waits.pop()._end(None, None)
+        self._led = None
         for lock in list(self._sleeping):
             self._rouse(lock)
-        for region in list(self._regions.values()):
-            region.handle = 0
+        while self._regions:
+            with contextlib.suppress(KeyError):
+                region = self._regions.popitem()[1]
+                region.handle = 0
+                region._forget()
         for remote in list(self._remotes.values()):
             remote.handle = 0
         for box in list(self._mailboxes.values()):
