@@ -6,6 +6,7 @@
 #include <stdarg.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 
 #include "ctl/render/human.h"
@@ -27,6 +28,13 @@ static int no_answer(struct ctl *c, int64_t timeout_ns)
 
 static int connect_failed(struct ctl *c, int err)
 {
+	struct stat st;
+
+	if (err == ECONNREFUSED && !stat(c->control, &st) && !S_ISSOCK(st.st_mode))
+		return ctl_fail(c, CTL_EXIT_UNREACHABLE,
+				"%s is a %s, not a socket; name the agent's control socket with "
+				"--control",
+				c->control, S_ISDIR(st.st_mode) ? "folder" : "file");
 	c->failure.absent = err == ENOENT || err == ECONNREFUSED;
 	switch (err) {
 	case ENOENT:

@@ -283,6 +283,10 @@ static void a_missing_agent_is_not_a_usage_error(void **state)
 		assert_non_null(strstr(r.err, "no agent on /nowhere/control.sock"));
 		done(&r);
 	}
+	r = run_with(&env, "--control / status");
+	assert_int_equal(r.status, CTL_EXIT_UNREACHABLE);
+	assert_non_null(strstr(r.err, "/ is a folder, not a socket; name"));
+	done(&r);
 	r = run_with(&env, "bench --socket /nowhere/data.sock");
 	assert_int_equal(r.status, CTL_EXIT_UNREACHABLE);
 	done(&r);
