@@ -56,4 +56,6 @@ async def stuck(client: dray.Client, region: dray.Region, remote: dray.Remote) -
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
     asyncio.run(main(sys.argv[1]))

@@ -41,4 +41,6 @@ def main(here: str, there: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
     main(sys.argv[1], sys.argv[-1])
