@@ -398,10 +398,12 @@ class _Batch:
         return any(entry[0] is transfer for entry in self.entries.copy())
 
     def _submit(self) -> None:
-        client, entries = self.client, []
-        with contextlib.suppress(IndexError):
-            while True:
-                entries.append(self.entries.popleft())
+        client, waiting, entries = self.client, self.entries, []
+        try:
+            while waiting:
+                entries.append(waiting.popleft())
+        except IndexError:
+            pass  # another thread took the last one
         n = len(entries)
         if not n:
             return
