@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Leases at their owner: every way to their end, and when the owner hears of it. */
+#include "agent/control/region/internal.h"
 #include "agent/model/ranges.h"
 #include "tests/unit/token_fixture.h"
+#include "tests/unit/untouched.h"
 
 #define MS 60000u
 #define ENDS_MAX 16
@@ -383,6 +385,46 @@ static void test_session_gone(void **state)
 	lab_end(&l);
 }
 
+/* Leases are many: the end of one looks at no other of its region. */
+static void test_ends_alone(void **state)
+{
+	struct lab l = lab_new(state);
+	struct leased other, x, y;
+	struct outcome one, two;
+	struct token *t;
+	dray_handle grant;
+
+	l.f->cfg.limits.leases_per_session = 8;
+	other = lease(&l, 1);
+	/* neighbours in lists are touched */
+	lease(&l, 1);
+	x = lease(&l, 1);
+	y = lease(&l, 1);
+	lease(&l, 1);
+	t = dray_handles_get(&l.f->regions->leases, other.id);
+	UNTOUCHED_BEGIN(t->link);
+	/* by its owner, held and not, and while the end of another is pending */
+	grant = acquire(&l, &y);
+	assert_int_equal(start_end(&l, &y, &one), 0);
+	assert_int_equal(start_end(&l, &x, &two), 0);
+	expect_end(1, &x, DMSG_LEASE_OUTCOME_ENDED, 0);
+	fake_answer_all();
+	assert_int_equal(two.calls, 1);
+	assert_int_equal(one.calls, 0);
+	grant_fenced(l.f->regions, PEER, grant);
+	expect_end(2, &y, DMSG_LEASE_OUTCOME_ENDED, 1);
+	assert_int_equal(one.calls, 1);
+	/* used */
+	lease(&l, 1);
+	x = lease(&l, 1);
+	grant = acquire(&l, &x);
+	grant_release(l.f->regions, PEER, grant, PMSG_RELEASE_HOW_USED);
+	fake_answer_all();
+	expect_end(3, &x, DMSG_LEASE_OUTCOME_USED, 1);
+	UNTOUCHED_END(t->link);
+	lab_end(&l);
+}
+
 static void test_refusals(void **state)
 {
 	struct lab l = lab_new(state);
@@ -487,6 +529,7 @@ int main(void)
 		T(test_peer_lost),
 		T(test_declined),
 		T(test_session_gone),
+		T(test_ends_alone),
 		T(test_refusals),
 		T(test_listed),
 		T(test_session_of_holder_lost),

@@ -53,10 +53,12 @@ struct region {
 	uint64_t pool_bytes;
 	struct extents extents;
 	struct opening *mapping; /* its extents are being mapped; NULL: they are not */
-	struct dray_list tokens, revocations;
+	struct dray_list tokens;
+	struct dray_list revocations, lease_ends; /* REGION_REVOKE, LEASE_END */
 	uint32_t n_tokens;
-	uint32_t serving;  /* grants that workers may still serve */
-	uint32_t barriers; /* in flight */
+	uint32_t n_revoked; /* tokens and leases whose end has begun */
+	uint32_t serving;   /* grants that workers may still serve */
+	uint32_t barriers;  /* in flight */
 	struct gpu_memory *gpu_memory;
 	bool opening; /* added() is pending */
 	bool early;   /* GPU memory that transfers may use while it is opened */
@@ -74,13 +76,13 @@ struct region {
 	void *arg;
 };
 
-/* A pending REGION_REVOKE or LEASE_END. It waits for the tokens whose end began with it or before. */
+/* A pending REGION_REVOKE, which waits for the tokens whose end began with it or before, or a LEASE_END, which waits for its lease alone. */
 struct revocation {
-	struct dray_list link;
+	struct dray_list link;     /* in region->revocations, or of a lease in region->lease_ends */
+	struct dray_list end_link; /* in token->ends of the lease */
 	uint64_t number;
 	struct region *region;
-	bool rekey;                /* peers have seen keys by a token that it ends */
-	const struct token *lease; /* LEASE_END: it waits for this one alone */
+	bool rekey; /* peers have seen keys by a token that it ends */
 	uint32_t pending, count;
 	void (*done)(void *arg, uint32_t count);
 	void *arg;
@@ -102,7 +104,8 @@ struct token {
 	bool exposed;     /* a peer has seen keys of the region by this token */
 	uint64_t revoked; /* number of the revocation that ended it, 0 while it lives */
 	struct dray_list grants, local_imports;
-	struct lease *lease; /* NULL: an export */
+	struct lease *lease;   /* NULL: an export */
+	struct dray_list ends; /* of a lease: struct revocation */
 };
 
 /* A remote of this agent that imported a token. */
@@ -176,8 +179,9 @@ struct token *token_find(struct regions *r, bool is_lease, const struct pmsg_imp
 /* After a grant or local import has ended: frees the token if it was the last, and the token is revoked, expired or used. */
 void token_check(struct token *t);
 void tokens_expire(struct regions *r);
-/* Begins to end one token, or all (only: NULL). Returns their number. */
-uint32_t tokens_revoke(struct region *region, struct token *only, uint64_t revocation);
+/* Begins to end the token, which this may free, or all of the region. Return how many had not begun to end. */
+uint32_t token_revoke(struct token *t, uint64_t revocation);
+uint32_t tokens_revoke(struct region *region, uint64_t revocation);
 /* Detaches the remaining importers: the region does not wait for them. */
 void tokens_abandon(struct region *region);
 void revocation_step(struct revocation *v);

@@ -106,7 +106,7 @@ static void finish(struct token *t, enum dmsg_lease_outcome outcome)
 
 	lease_set_outcome(t, outcome);
 	dray_heap_del(&r->lease_expiry, &t->expiry);
-	tokens_revoke(t->region, t, ++r->revocations);
+	token_revoke(t, ++r->revocations);
 }
 
 void lease_holder_gone(struct token *t, enum pmsg_release_how how)

@@ -91,6 +91,7 @@ struct regions *regions_free(struct regions *r)
 	tokens_free(&r->leases);
 	sd_event_source_disable_unref(r->lease_timer);
 	for (uint32_t at = 0; (region = dray_handles_next(&r->regions, &at, NULL));) {
+		dray_list_splice(&region->revocations, &region->lease_ends);
 		dray_list_for_each(&region->revocations, v, struct revocation, link)
 			free(v);
 		region_free(region);
@@ -430,6 +431,7 @@ int region_add(struct regions *r, const struct region_spec *spec, struct region_
 	memcpy(region->name, name->p, dray_min((size_t)name->n, sizeof(region->name) - 1));
 	dray_list_init(&region->tokens);
 	dray_list_init(&region->revocations);
+	dray_list_init(&region->lease_ends);
 	if (memory == REGION_GPU)
 		e = open_gpu(region, spec, reterr);
 	else if (kind == DMSG_KIND_POOL)
@@ -459,7 +461,8 @@ static void region_finish(void *of)
 	void (*done)(void *arg) = region->done;
 	void *arg = region->arg;
 
-	dray_assert(dray_list_empty(&region->tokens) && dray_list_empty(&region->revocations));
+	dray_assert(dray_list_empty(&region->tokens) && dray_list_empty(&region->revocations) &&
+		    dray_list_empty(&region->lease_ends));
 	handle_del(region);
 	region_free(region);
 	if (done)
@@ -514,7 +517,8 @@ static void leave(struct region *region)
 {
 	if (region->urgent && !region->serving && !exposed(region))
 		tokens_abandon(region);
-	if (!dray_list_empty(&region->tokens) || !dray_list_empty(&region->revocations))
+	if (!dray_list_empty(&region->tokens) || !dray_list_empty(&region->revocations) ||
+	    !dray_list_empty(&region->lease_ends))
 		return;
 	region->leaving = true;
 	region->regions->deps.up->removed(*region->regions->deps.rails, region->handle,
@@ -544,7 +548,7 @@ static void region_end(struct region *region, uint32_t code, bool urgent)
 
 	region->ending = true;
 	region->urgent = urgent;
-	tokens_revoke(region, NULL, ++r->revocations);
+	tokens_revoke(region, ++r->revocations);
 	pool_drop(r->deps.pool, OBJECT_REGION, region->handle, code, urgent, handle_dropped,
 		  region);
 }

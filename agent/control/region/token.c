@@ -81,6 +81,7 @@ static void token_free(struct token *t, uint32_t code)
 	struct region *region = t->region;
 	struct regions *r = region->regions;
 	uint64_t revoked = t->revoked;
+	struct revocation *end;
 
 	remember_dead(r, t, code);
 	dray_list_del(&t->link);
@@ -94,10 +95,14 @@ static void token_free(struct token *t, uint32_t code)
 		if (region->owner.tokens)
 			(*region->owner.tokens)--;
 	}
-	if (revoked)
+	while ((end = dray_list_pop(&t->ends, struct revocation, end_link)))
+		revocation_step(end);
+	if (revoked) {
+		region->n_revoked--;
 		dray_list_for_each(&region->revocations, v, struct revocation, link)
-			if (v->lease ? v->lease == t : v->number >= revoked)
+			if (v->number >= revoked)
 				revocation_step(v);
+	}
 	free(t);
 }
 
@@ -217,6 +222,7 @@ struct token *token_new(struct region *region, const struct dmsg_region_export *
 	memcpy(t->audience, m->audience, AGENT_ID_BYTES);
 	dray_list_init(&t->grants);
 	dray_list_init(&t->local_imports);
+	dray_list_init(&t->ends);
 	dray_list_add(&region->tokens, &t->link);
 	if (!is_lease) {
 		region->n_tokens++;
@@ -390,25 +396,32 @@ void local_remote_gone(struct regions *r, uint64_t token_id, dray_handle remote,
 	region_check(region);
 }
 
-uint32_t tokens_revoke(struct region *region, struct token *only, uint64_t revocation)
+uint32_t token_revoke(struct token *t, uint64_t revocation)
 {
+	struct region *region = t->region;
 	struct regions *r = region->regions;
+
+	if (t->revoked)
+		return 0;
+	if (t->lease)
+		lease_set_outcome(t, DMSG_LEASE_OUTCOME_ENDED);
+	t->revoked = revocation;
+	region->n_revoked++;
+	dray_list_for_each(&t->grants, g, struct grant, token_link)
+		grant_end(g, true, region->urgent);
+	dray_list_for_each(&t->local_imports, import, struct local_import, link)
+		r->deps.up->revoke_local(*r->deps.sessions, import->remote,
+					 region_rights_code(region), region->urgent);
+	token_check(t);
+	return 1;
+}
+
+uint32_t tokens_revoke(struct region *region, uint64_t revocation)
+{
 	uint32_t n = 0;
 
-	dray_list_for_each(&region->tokens, t, struct token, link) {
-		if (t->revoked || (only && t != only))
-			continue;
-		if (t->lease)
-			lease_set_outcome(t, DMSG_LEASE_OUTCOME_ENDED);
-		t->revoked = revocation;
-		n++;
-		dray_list_for_each(&t->grants, g, struct grant, token_link)
-			grant_end(g, true, region->urgent);
-		dray_list_for_each(&t->local_imports, import, struct local_import, link)
-			r->deps.up->revoke_local(*r->deps.sessions, import->remote,
-						 region_rights_code(region), region->urgent);
-		token_check(t);
-	}
+	dray_list_for_each(&region->tokens, t, struct token, link)
+		n += token_revoke(t, revocation);
 	return n;
 }
 
@@ -495,26 +508,32 @@ int revocation_start(struct region *region, struct token *only,
 {
 	struct revocation *v = calloc(1, sizeof(*v));
 	struct regions *r = region->regions;
+	bool is_lease = only && only->lease;
 
 	if (!v)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY,
 				    "no memory for a revocation");
-	*v = (struct revocation){ .number = ++r->revocations,
-				  .pending = 1,
-				  .done = done,
-				  .arg = arg,
-				  .region = region,
-				  .lease = only && only->lease ? only : NULL };
+	*v = (struct revocation){
+		.number = ++r->revocations, .pending = 1, .done = done, .arg = arg, .region = region
+	};
+	dray_list_init(&v->end_link);
 	/* a lease ends without the device, because leases are many: see docs/leases.md */
-	v->rekey = only ? only->exposed && !only->lease : region->exposed;
+	v->rekey = only ? only->exposed && !is_lease : region->exposed;
 	/* the drop of a grant that does not exist proves that the workers have handled all earlier commands */
 	region->barriers++;
 	pool_drop(r->deps.pool, OBJECT_GRANT, v->number << 32 | NO_GRANT, DRAY_E_REVOKED, false,
 		  barrier_passed, v);
-	v->count = tokens_revoke(region, only, v->number);
+	if (is_lease) {
+		/* the lease steps it when it ends, which may be now; no other token is looked at */
+		v->pending++;
+		dray_list_add(&only->ends, &v->end_link);
+		dray_list_add(&region->lease_ends, &v->link);
+		v->count = token_revoke(only, v->number);
+		return 0;
+	}
+	v->count = only ? token_revoke(only, v->number) : tokens_revoke(region, v->number);
 	/* each token that remains, also of an earlier revocation, steps this one when it ends */
-	dray_list_for_each(&region->tokens, t, struct token, link)
-		v->pending += t->revoked && (!v->lease || v->lease == t);
+	v->pending += region->n_revoked;
 	dray_list_add(&region->revocations, &v->link);
 	return 0;
 }
