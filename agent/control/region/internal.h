@@ -188,6 +188,9 @@ void revocation_step(struct revocation *v);
 
 /* lease.c */
 
+/* Further expired leases end in the next turn of the loop. */
+#define LEASES_EXPIRE_PER_TURN 256
+
 /* 0 or -errno. */
 int leases_init(struct regions *r);
 const struct ranges *lease_ranges(const struct token *t);

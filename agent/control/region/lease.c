@@ -20,7 +20,7 @@
 #include "lib/time.h"
 #include "schema/gen/errors.h"
 
-/* An expiry may be this late: it saves wake-ups, and nobody relies on less. */
+/* An expiry may be this late, or later if many are due: it saves wake-ups, and nobody relies on less. */
 #define EXPIRY_ACCURACY_US 5000
 
 struct lease {
@@ -129,11 +129,15 @@ void leases_expire(struct regions *r, int64_t now_ns)
 {
 	struct dray_heap_node *e;
 
-	while ((e = dray_heap_first(&r->lease_expiry)) && e->key <= now_ns)
+	for (unsigned i = 0; i < LEASES_EXPIRE_PER_TURN; i++) {
+		e = dray_heap_first(&r->lease_expiry);
+		if (!e || e->key > now_ns)
+			break;
 		finish(dray_container_of(e, struct token, expiry), DMSG_LEASE_OUTCOME_EXPIRED);
+	}
 }
 
-/* The timer goes off when the next lease expires. A lease that ended or was renewed meanwhile wakes it once in vain. */
+/* The timer goes off when the next lease expires, at once if that is overdue. A lease that ended or was renewed meanwhile wakes it once in vain. */
 static void arm(struct regions *r)
 {
 	const struct dray_heap_node *e = dray_heap_first(&r->lease_expiry);

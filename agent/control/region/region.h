@@ -220,7 +220,7 @@ int lease_renew_local(struct regions *r, uint64_t token_id, uint32_t ms, uint32_
 int lease_renew(struct regions *r, dray_handle peer, dray_handle grant, uint32_t ms,
 		uint32_t *ret_ms);
 
-/* Ends the leases whose time is over at `now_ns`. */
+/* Ends leases whose time is over at `now_ns`, some of them if they are many. */
 void leases_expire(struct regions *r, int64_t now_ns);
 
 void leases_each(struct regions *r, void (*fn)(void *arg, const struct dray_dbus_lease *lease),
