@@ -373,18 +373,26 @@ static void test_ends_with_region_or_tokens(void **state)
 static void test_session_gone(void **state)
 {
 	struct lab l = lab_new(state);
-	struct leased x = lease(&l, 1);
+	struct lab other = l;
+	struct leased of_other = lease(&other, 1), x = lease(&l, 1), y = lease(&l, 1);
+	struct token *t = dray_handles_get(&l.f->regions->leases, of_other.id);
 	dray_handle grant = acquire(&l, &x);
+	struct outcome o;
 
-	leases_session_gone(l.f->regions, SESSION + 1);
-	assert_int_equal(l.f->fences, 0);
-	leases_session_gone(l.f->regions, SESSION);
+	lease(&l, 1);
+	assert_int_equal(start_end(&l, &y, &o), 0);
+	/* leases of other sessions are not looked at */
+	UNTOUCHED_BEGIN(t->lease);
+	leases_session_gone(&l.counts);
+	UNTOUCHED_END(t->lease);
 	assert_int_equal(l.f->fences, 1);
 	memset(&l.counts, 0, sizeof(l.counts));
 	fake_answer_all();
 	grant_fenced(l.f->regions, PEER, grant);
-	expect_end(1, &x, DMSG_LEASE_OUTCOME_ENDED, 1);
-	lab_end(&l);
+	expect_end(3, &x, DMSG_LEASE_OUTCOME_ENDED, 1);
+	assert_int_equal(other.counts.leases, 1);
+	lab_end(&other);
+	expect_end(4, &of_other, DMSG_LEASE_OUTCOME_ENDED, 0);
 }
 
 /* Leases that expire together end in several turns of the loop, which has other things to do between them. */

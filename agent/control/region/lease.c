@@ -24,6 +24,8 @@
 #define EXPIRY_ACCURACY_US 5000
 
 struct lease {
+	struct dray_list link; /* in counts->list */
+	struct token *token;
 	dray_handle session;
 	struct owner *owner;         /* of that session */
 	struct lease_counts *counts; /* of that session; NULL: none, or it has ended */
@@ -90,6 +92,7 @@ void lease_free(struct token *t)
 
 	dray_handles_del(&r->leases, t->handle);
 	dray_heap_del(&r->lease_expiry, &t->expiry);
+	dray_list_del(&l->link);
 	if (l->counts) {
 		l->counts->leases--;
 		l->counts->ranges -= l->ranges->n;
@@ -270,8 +273,12 @@ int lease_new(struct regions *r, const struct region_owner *owner, const struct 
 		return -ENOMEM;
 	}
 	t->lease = l;
+	l->token = t;
+	dray_list_init(&l->link);
 	if (l->counts) {
-		l->counts->leases++;
+		if (!l->counts->leases++)
+			dray_list_init(&l->counts->list);
+		dray_list_add(&l->counts->list, &l->link);
 		l->counts->ranges += l->ranges->n;
 	}
 	r->lease_totals.made++;
@@ -293,16 +300,15 @@ int lease_end(struct regions *r, dray_handle lease, const struct region_owner *o
 	return revocation_start(t->region, t, done, arg, reterr);
 }
 
-void leases_session_gone(struct regions *r, dray_handle session)
+void leases_session_gone(struct lease_counts *counts)
 {
-	struct token *t;
+	struct lease *l;
 
-	for (uint32_t at = 0; (t = dray_handles_next(&r->leases, &at, NULL));) {
-		if (t->lease->session != session)
-			continue;
-		t->lease->counts = NULL;
-		if (!t->revoked)
-			finish(t, DMSG_LEASE_OUTCOME_ENDED);
+	while (counts->leases && (l = dray_list_pop(&counts->list, struct lease, link))) {
+		counts->leases--;
+		l->counts = NULL;
+		if (!l->token->revoked)
+			finish(l->token, DMSG_LEASE_OUTCOME_ENDED);
 	}
 }
 

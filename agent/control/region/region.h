@@ -22,6 +22,7 @@
 #include "agent/control/owner/owner.h"
 #include "agent/data/data.h"
 #include "lib/err.h"
+#include "lib/list.h"
 #include "schema/gen/config.h"
 #include "schema/gen/data.h"
 #include "schema/gen/dbus.h"
@@ -99,8 +100,10 @@ struct region_owner {
 	struct owner *uid_owner; /* whose budgets count regions' memory, tokens and leases */
 };
 
+/* Starts as zeros. */
 struct lease_counts {
 	uint32_t leases, ranges;
+	struct dray_list list; /* of the leases, unless they are none */
 };
 
 struct region_spec {
@@ -198,7 +201,7 @@ int lease_end(struct regions *r, dray_handle lease, const struct region_owner *o
 	      void (*done)(void *arg, uint32_t count), void *arg, struct dray_err *reterr);
 
 /* The session ends: so do its leases on regions of other members of its group, and its counts are not used any more. */
-void leases_session_gone(struct regions *r, dray_handle session);
+void leases_session_gone(struct lease_counts *counts);
 
 /* A holder at this agent, whose handle the session module has set: as token_import_local(). */
 int lease_acquire_local(struct regions *r, const struct pmsg_token *token,

@@ -347,7 +347,7 @@ void session_close(struct session *s, uint32_t code, const char *message, const 
 	mailbox_owner_end(s->owner->deps.mailboxes, &s->mailboxes);
 	session_remotes_close(s);
 	session_regions_close(s);
-	leases_session_gone(s->owner->deps.regions, s->handle);
+	leases_session_gone(&s->leases);
 	if (s->owner->deps.closed)
 		s->owner->deps.closed(s->owner->deps.arg, s->handle, s->name, why);
 }
