@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Leases between agents: acquisition in batches, grants that come unasked, and owners that break the protocol. */
 #include "tests/unit/peer_rig.h"
+#include "tests/unit/untouched.h"
 
 #define MANY 64
 #define OWNER 7
@@ -351,6 +352,75 @@ static void say_results(struct puppet *p, const struct pmsg_lease_result *v, uin
 	puppet_say(p, acquire_reply, puppet_id_of(p, PMSG_ACQUIRE), { .results = { wire, n } });
 }
 
+/* The node that a walk of the map comes to last. */
+static struct dray_map_node *last(const struct dray_map *m)
+{
+	struct dray_map_node *found = NULL;
+
+	for (struct dray_map_node *n = NULL; (n = dray_map_next(m, n));)
+		found = n;
+	assert_non_null(found);
+	return found;
+}
+
+/* The nodes of other buckets are not looked at until others_done(). Returns their number. */
+static unsigned others_untouched(const struct dray_map *m, const struct dray_map_node *except,
+				 struct dray_map_node *others[MANY])
+{
+	unsigned k = 0;
+
+	assert_int_equal(m->n, MANY);
+	for (struct dray_map_node *n = NULL; (n = dray_map_next(m, n));)
+		if ((n->hash ^ except->hash) & (m->n_buckets - 1))
+			others[k++] = n;
+	for (unsigned i = 0; i < k; i++)
+		UNTOUCHED_BEGIN(*others[i]);
+	return k;
+}
+
+static void others_done(struct dray_map_node *const *others, unsigned n)
+{
+	while (n--)
+		UNTOUCHED_END(*others[n]);
+}
+
+/* Offers are many, and so are their fences when the owner's client ends: each is for one of them. */
+static void test_one_of_many(void **state)
+{
+	dray_auto(sd_event_unref) sd_event *e = loop();
+	struct rig *a = rig_start(e, 1, 10);
+	uint8_t wire[PMSG_RANGE_SIZE];
+	struct dray_map_node *one, *others[MANY];
+	struct peer *peer;
+	struct puppet p;
+	uint64_t grant;
+	unsigned n;
+
+	owner_join(&p, a, PMSG_FEATURE_TCP | PMSG_FEATURE_LEASE);
+	peer = peer_find_up(a->peers, owner_token().agent_id, NULL);
+	assert_non_null(peer);
+	pmsg_range_put(wire, &(struct pmsg_range){ 0, 100, 0, 1 });
+	for (uint64_t k = 1; k <= MANY; k++) {
+		lease_handle_ranges(peer, &(struct pmsg_lease_ranges){ k, { wire, 1 } });
+		lease_handle_granted(peer, &(struct pmsg_lease_granted){ .grant = k,
+									 .token_id = k,
+									 .length = 1 << 20,
+									 .access = DMSG_ACCESS_READ,
+									 .ranges = 1,
+									 .expiry_ms = 1000 });
+	}
+	one = last(&peer->offers.by_token);
+	/* the token's, which is the same number */
+	memcpy(&grant, one->key, sizeof(grant));
+	n = others_untouched(&peer->offers.by_token, one, others);
+	assert_true(offer_keys(peer, &(struct pmsg_keys){ .grant = grant }));
+	assert_true(offer_fenced(peer, grant));
+	assert_false(offer_fenced(peer, grant));
+	others_done(others, n);
+	puppet_end(&p);
+	rig_kill(a);
+}
+
 /* All acquisitions of one turn are one message. */
 static void test_one_message(void **state)
 {
@@ -504,6 +574,7 @@ int main(void)
 		cmocka_unit_test(test_draining),
 		cmocka_unit_test(test_renew),
 		cmocka_unit_test(test_lookups_clogged),
+		cmocka_unit_test(test_one_of_many),
 		cmocka_unit_test(test_one_message),
 		cmocka_unit_test(test_old_owner),
 		cmocka_unit_test(test_broken_protocol),

@@ -120,7 +120,7 @@ struct fence {
 
 /* Leases that the peer has granted, which no client here has yet: see lease.c. */
 struct lease_offers {
-	struct dray_map by_token;
+	struct dray_map by_token, by_grant;
 	uint64_t ranges; /* of all of them */
 	/* LEASE_RANGES that wait for their LEASE_GRANTED, as wire records */
 	uint64_t grant;

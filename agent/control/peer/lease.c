@@ -29,7 +29,7 @@
 #define CAPABILITY_BYTES 16
 
 struct offer {
-	struct dray_map_node by_token;
+	struct dray_map_node by_token, by_grant;
 	uint64_t token_id;
 	struct pmsg_import_reply reply; /* rails: owned */
 	uint8_t capability[CAPABILITY_BYTES];
@@ -49,6 +49,7 @@ void offers_init(struct lease_offers *o)
 {
 	*o = (struct lease_offers){ 0 };
 	dray_map_init(&o->by_token);
+	dray_map_init(&o->by_grant);
 }
 
 /* For an offer that is not kept. NULL is allowed. */
@@ -64,6 +65,7 @@ static void offer_free(struct offer *x)
 static void offer_remove(struct lease_offers *o, struct offer *x)
 {
 	dray_map_del(&o->by_token, &x->by_token);
+	dray_map_del(&o->by_grant, &x->by_grant);
 	o->ranges -= x->ranges->n;
 }
 
@@ -79,16 +81,15 @@ void offers_free(struct lease_offers *o)
 	dray_map_for_each(&o->by_token, x, struct offer, by_token)
 		offer_forget(o, x);
 	dray_map_deinit(&o->by_token);
+	dray_map_deinit(&o->by_grant);
 	free(o->wire);
 	offers_init(o);
 }
 
 static struct offer *offer_of_grant(struct peer *peer, uint64_t grant)
 {
-	dray_map_for_each(&peer->offers.by_token, x, struct offer, by_token)
-		if (x->reply.grant == grant)
-			return x;
-	return NULL;
+	return dray_map_entry(dray_map_find(&peer->offers.by_grant, &grant, sizeof(grant)),
+			      struct offer, by_grant);
 }
 
 /* The offer for this token; grant: only this one, 0: any. */
@@ -234,6 +235,7 @@ void lease_handle_granted(struct peer *peer, const struct pmsg_lease_granted *m)
 	}
 	o->ranges += x->ranges->n;
 	dray_map_add(&o->by_token, &x->by_token, &x->token_id, sizeof(x->token_id));
+	dray_map_add(&o->by_grant, &x->by_grant, &x->reply.grant, sizeof(x->reply.grant));
 	if (o->by_token.n > (uint64_t)cfg->limits.grants_per_peer ||
 	    o->ranges > (uint64_t)cfg->limits.lease_ranges_per_session) {
 		offer_forget(o, x);
