@@ -417,6 +417,18 @@ static void test_one_of_many(void **state)
 	assert_true(offer_fenced(peer, grant));
 	assert_false(offer_fenced(peer, grant));
 	others_done(others, n);
+	/* fences of grants that clients have */
+	a->answer_fences = false;
+	for (uint64_t k = 1; k <= MANY; k++) {
+		assert_int_equal(idset_add(&peer->grants, MANY + k), 0);
+		fence_handle(peer, k, &(struct pmsg_fence){ .grant = MANY + k });
+	}
+	one = last(&peer->fences);
+	memcpy(&grant, one->key, sizeof(grant));
+	n = others_untouched(&peer->fences, one, others);
+	assert_true(fence_answer(peer, grant));
+	assert_false(fence_answer(peer, grant));
+	others_done(others, n);
 	puppet_end(&p);
 	rig_kill(a);
 }

@@ -38,6 +38,12 @@ void peers_fence(struct peers *p, dray_handle handle, dray_handle grant, uint32_
 		fenced(p, handle, grant);
 }
 
+static struct fence *fence_find(const struct peer *peer, uint64_t grant)
+{
+	return dray_map_entry(dray_map_find(&peer->fences, &grant, sizeof(grant)), struct fence,
+			      by_grant);
+}
+
 void fence_handle(struct peer *peer, uint64_t request_id, const struct pmsg_fence *m)
 {
 	struct peers *p = peer->p;
@@ -53,13 +59,11 @@ void fence_handle(struct peer *peer, uint64_t request_id, const struct pmsg_fenc
 		peer_send(peer, PMSG_FENCE_ACK, request_id, NULL);
 		return;
 	}
-	dray_list_for_each(&peer->fences, other, struct fence, link) {
-		if (other->grant == m->grant) {
-			peer_protocol_error(peer, dray_err_of(DRAY_E_PROTOCOL,
-							      "a second fence of grant %" PRIx64,
-							      m->grant));
-			return;
-		}
+	if (fence_find(peer, m->grant)) {
+		peer_protocol_error(peer,
+				    dray_err_of(DRAY_E_PROTOCOL, "a second fence of grant %" PRIx64,
+						m->grant));
+		return;
 	}
 	f = calloc(1, sizeof(*f));
 	if (!f) {
@@ -69,7 +73,7 @@ void fence_handle(struct peer *peer, uint64_t request_id, const struct pmsg_fenc
 	}
 	f->grant = m->grant;
 	f->request_id = request_id;
-	dray_list_add(&peer->fences, &f->link);
+	dray_map_add(&peer->fences, &f->by_grant, &f->grant, sizeof(f->grant));
 	if (stored) {
 		p->deps.up->store_fence(*p->deps.exchange, peer->handle, m->grant);
 		return;
@@ -80,22 +84,21 @@ void fence_handle(struct peer *peer, uint64_t request_id, const struct pmsg_fenc
 
 bool fence_answer(struct peer *peer, uint64_t grant)
 {
-	dray_list_for_each(&peer->fences, f, struct fence, link) {
-		if (f->grant != grant)
-			continue;
-		peer_send(peer, PMSG_FENCE_ACK, f->request_id, NULL);
-		dray_list_del(&f->link);
-		free(f);
-		return true;
-	}
-	return false;
+	struct fence *f = fence_find(peer, grant);
+
+	if (!f)
+		return false;
+	peer_send(peer, PMSG_FENCE_ACK, f->request_id, NULL);
+	dray_map_del(&peer->fences, &f->by_grant);
+	free(f);
+	return true;
 }
 
 void fences_clear(struct peer *peer)
 {
-	dray_list_for_each(&peer->fences, f, struct fence, link)
+	dray_map_for_each(&peer->fences, f, struct fence, by_grant)
 		free(f);
-	dray_list_init(&peer->fences);
+	dray_map_deinit(&peer->fences);
 }
 
 void peers_fence_ack(struct peers *p, dray_handle handle, uint64_t grant)

@@ -114,7 +114,7 @@ struct pending_request {
 
 /* A FENCE of the peer that waits for peers_fence_ack(). */
 struct fence {
-	struct dray_list link;
+	struct dray_map_node by_grant; /* in peer->fences */
 	uint64_t grant, request_id;
 };
 
@@ -181,7 +181,7 @@ struct peer {
 	uint64_t started; /* transfers that the link had started at the last check */
 	struct dray_list imports, posts;
 	struct dray_list requests; /* oldest first */
-	struct dray_list fences;
+	struct dray_map fences;
 	struct idset grants;     /* that we hold from it */
 	struct dray_list unsent; /* imports of leases that the next ACQUIRE carries */
 	struct lease_offers offers;

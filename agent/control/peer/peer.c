@@ -382,7 +382,7 @@ int peer_new(struct peer **ret, struct peers *p, const uint8_t agent_id[16], boo
 	dray_list_init(&peer->posts);
 	dray_list_init(&peer->requests);
 	dray_list_init(&peer->timeouts);
-	dray_list_init(&peer->fences);
+	dray_map_init(&peer->fences);
 	dray_list_init(&peer->unsent);
 	offers_init(&peer->offers);
 	peer_fsm_init(&peer->fsm, &fsm_ops, p->cfg, initiator, peers_now(p));
