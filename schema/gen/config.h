@@ -1118,7 +1118,11 @@ struct dray_config {
 		 */
 		int64_t unproved_segments_per_owner;
 		int64_t strangers; /* Connections of agents that have not authenticated yet. */
-		int64_t grants_per_peer; /* Grants of one peer. */
+		/*
+		 * Grants of one peer. Those for regions of one owner are at most half of what the
+		 * other owners leave.
+		 */
+		int64_t grants_per_peer;
 		/*
 		 * Known segments. Above the limit, segments that only masters, peers or hints name
 		 * are left out; those that only hints name also above half of what the others

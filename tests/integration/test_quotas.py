@@ -202,7 +202,7 @@ def try_notify(remote):
 
 
 def test_grants(new_pair):
-    a, b = new_pair(limits__grants_per_peer=2)
+    a, b = new_pair(limits__grants_per_peer=4)  # half of it for one owner
     with Side(a, MIB) as here, Side(b, MIB, noise(MIB)) as there:
         remotes = [here.reach(there) for _ in range(2)]
         names(expect("quota", here.reach, there), "limits.grants_per_peer")

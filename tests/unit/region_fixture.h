@@ -78,7 +78,7 @@ static int fixture_setup_with(void **state, const struct regions_upcalls *up)
 	f->cfg.limits.mappings = 1000;
 	f->cfg.limits.mapped_bytes = 1ll << 46;
 	f->cfg.limits.tokens_per_session = 8;
-	f->cfg.limits.grants_per_peer = 4;
+	f->cfg.limits.grants_per_peer = 8; /* 4 for one owner */
 	f->fds = cm_fds_count();
 	f->cfg.limits.fds_per_owner = 1000;
 	assert_true(sd_event_new(&f->event) >= 0);

@@ -419,6 +419,50 @@ static void test_expire_in_turns(void **state)
 	lab_end(&l);
 }
 
+/* A lease that is granted to many holders at once leaves grants of the same peer to the regions of other owners. */
+static void test_grants_of_another_owner(void **state)
+{
+	struct lab l = lab_new(state);
+	struct leased x = lease(&l, 8);
+	struct pmsg_lease_key key = { .token_id = x.t.token_id,
+				      .region = x.t.region,
+				      .incarnation = x.t.incarnation };
+	struct region_owner owner = l.f->owner;
+	struct pmsg_lease_granted g = { 0 };
+	struct dray_err err = DRAY_ERR_NULL;
+	const struct ranges *ranges;
+	dray_handle region, grants[3];
+	struct exported e;
+	unsigned n = 0;
+
+	l.f->cfg.limits.grants_per_peer = 8;
+	memcpy(key.capability, x.t.capability, sizeof(key.capability));
+	while (lease_acquire(l.f->regions, PEER, peer_id, &key, true, &g, &ranges, &err) == 0)
+		n++;
+	assert_int_equal(n, 4);
+	assert_int_equal(err.code, DRAY_E_QUOTA);
+	assert_non_null(strstr(err.msg, "limits.grants_per_peer"));
+	/* another peer has grants of its own */
+	assert_int_equal(
+		lease_acquire(l.f->regions, PEER + 1, peer_id, &key, true, &g, &ranges, &err), 0);
+	l.f->owner.uid_owner = owner_get(l.f->owners, "test", 8);
+	region = add_plain(l.f, 4);
+	e = export(l.f, region, 0);
+	for (n = 0; n < 2; n++)
+		assert_int_equal(import(l.f, &e.t, &grants[n]), 0);
+	assert_int_equal(import(l.f, &e.t, &grants[2]), DRAY_E_QUOTA);
+	grant_release(l.f->regions, PEER, grants[0], PMSG_RELEASE_HOW_USED);
+	fake_answer_all();
+	assert_int_equal(import(l.f, &e.t, &grants[2]), 0);
+	grants_peer_gone(l.f->regions, PEER);
+	grants_peer_gone(l.f->regions, PEER + 1);
+	fake_answer_all();
+	remove_all(l.f, region);
+	owner_unref(l.f->owner.uid_owner);
+	l.f->owner = owner;
+	lab_end(&l);
+}
+
 /* Leases are many: the end of one looks at no other of its region. */
 static void test_ends_alone(void **state)
 {
@@ -564,6 +608,7 @@ int main(void)
 		T(test_declined),
 		T(test_session_gone),
 		T(test_ends_alone),
+		T(test_grants_of_another_owner),
 		T(test_expire_in_turns),
 		T(test_refusals),
 		T(test_listed),

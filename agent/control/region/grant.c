@@ -7,6 +7,7 @@
 
 #include "agent/control/region/internal.h"
 #include "lib/cleanup.h"
+#include "lib/share.h"
 #include "schema/gen/errors.h"
 
 static struct grant_peer *peer_find(struct regions *r, dray_handle peer)
@@ -38,6 +39,7 @@ static struct grant_peer *peer_make(struct regions *r, dray_handle peer)
 		return NULL;
 	p->peer = peer;
 	dray_list_init(&p->grants);
+	dray_map_init(&p->shares);
 	dray_map_add(&r->peers, &p->by_handle, &p->peer, sizeof(p->peer));
 	return p;
 }
@@ -47,6 +49,47 @@ static void peer_unref(struct regions *r, struct grant_peer *p)
 	if (--p->n)
 		return;
 	dray_map_del(&r->peers, &p->by_handle);
+	grant_peer_free(p);
+}
+
+static struct grant_share *share_find(const struct grant_peer *p, const struct owner *owner)
+{
+	return dray_map_entry(dray_map_find(&p->shares, &owner, sizeof(owner)), struct grant_share,
+			      by_owner);
+}
+
+static struct grant_share *share_make(struct grant_peer *p, struct owner *owner)
+{
+	struct grant_share *s = share_find(p, owner);
+
+	if (s)
+		return s;
+	s = calloc(1, sizeof(*s));
+	if (!s)
+		return NULL;
+	s->owner = owner_ref(owner);
+	dray_map_add(&p->shares, &s->by_owner, &s->owner, sizeof(s->owner));
+	return s;
+}
+
+static void share_free(struct grant_peer *p, struct grant_share *s)
+{
+	dray_map_del(&p->shares, &s->by_owner);
+	owner_unref(s->owner);
+	free(s);
+}
+
+static void share_unref(struct grant_peer *p, struct grant_share *s)
+{
+	if (!--s->n)
+		share_free(p, s);
+}
+
+void grant_peer_free(struct grant_peer *p)
+{
+	dray_map_for_each(&p->shares, s, struct grant_share, by_owner)
+		share_free(p, s);
+	dray_map_deinit(&p->shares);
 	free(p);
 }
 
@@ -73,6 +116,7 @@ static void grant_check(struct grant *g)
 		return;
 	dray_list_del(&g->token_link);
 	dray_list_del(&g->peer_link);
+	share_unref(g->peer, g->share);
 	peer_unref(g->regions, g->peer);
 	dray_handles_del(&g->regions->grants, g->view.o.handle);
 	free(g);
@@ -125,12 +169,17 @@ static struct grant *grant_new(struct token *t, dray_handle peer)
 {
 	struct regions *r = t->region->regions;
 	struct grant_peer *p = peer_make(r, peer);
+	struct grant_share *s = p ? share_make(p, t->region->owner.uid_owner) : NULL;
 	struct grant *g = calloc(1, sizeof(*g));
 
 	if (p)
 		p->n++;
-	if (!p || !g || dray_handles_add(&r->grants, g, &g->view.o.handle) < 0) {
+	if (s)
+		s->n++;
+	if (!s || !g || dray_handles_add(&r->grants, g, &g->view.o.handle) < 0) {
 		free(g);
+		if (s)
+			share_unref(p, s);
 		if (p)
 			peer_unref(r, p);
 		return NULL;
@@ -138,25 +187,37 @@ static struct grant *grant_new(struct token *t, dray_handle peer)
 	g->regions = r;
 	g->token = t;
 	g->peer = p;
+	g->share = s;
 	dray_list_add(&p->grants, &g->peer_link);
 	dray_list_add(&t->grants, &g->token_link);
 	return g;
 }
 
+/* No owner's client may use up what the clients of others need to give grants to the same peer. */
+static int check_share(struct regions *r, const struct token *t, dray_handle peer,
+		       struct dray_err *reterr)
+{
+	uint32_t max = (uint32_t)r->deps.cfg->limits.grants_per_peer;
+	const struct grant_peer *p = peer_find(r, peer);
+	const struct grant_share *s = p ? share_find(p, t->region->owner.uid_owner) : NULL;
+	uint32_t all = p ? p->n : 0, held = s ? s->n : 0;
+
+	if (dray_share_fits(max - dray_min(all, max), held, 1))
+		return 0;
+	return dray_err_set(reterr, -ENOSPC, DRAY_E_QUOTA,
+			    "the owner's agent holds %" PRIu32 " grants for this agent, %" PRIu32
+			    " of them for regions of that owner, who may have half of what others "
+			    "leave of limits.grants_per_peer there; release some, or raise it",
+			    all, held);
+}
+
 struct grant *grant_make(struct token *t, dray_handle peer, struct dray_err *reterr)
 {
 	struct regions *r = t->region->regions;
-	uint32_t max = (uint32_t)r->deps.cfg->limits.grants_per_peer;
 	struct grant *g;
 
-	if (peer != MOONCAKE_PEER && grants_count(r, peer) >= max) {
-		dray_err_set(reterr, -ENOSPC, DRAY_E_QUOTA,
-			     "the owner holds %" PRIu32
-			     " grants for this agent; release some, or raise the owner's "
-			     "limits.grants_per_peer",
-			     max);
+	if (peer != MOONCAKE_PEER && check_share(r, t, peer, reterr) < 0)
 		return NULL;
-	}
 	g = grant_new(t, peer);
 	if (!g) {
 		dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a grant");

@@ -117,7 +117,15 @@ struct local_import {
 struct grant_peer {
 	struct dray_map_node by_handle; /* in regions->peers */
 	struct dray_list grants;
+	struct dray_map shares; /* struct grant_share by owner */
 	dray_handle peer;
+	uint32_t n;
+};
+
+/* The grants of a peer for regions of one owner. */
+struct grant_share {
+	struct dray_map_node by_owner;
+	struct owner *owner;
 	uint32_t n;
 };
 
@@ -130,6 +138,7 @@ struct grant {
 	struct regions *regions;
 	struct token *token; /* NULL: the region is gone */
 	struct grant_peer *peer;
+	struct grant_share *share;
 	struct grant_view view;
 	bool ending, dropped, fenced;
 	bool exposed; /* the peer has RDMA keys, which bypass the workers */
@@ -215,6 +224,8 @@ struct grant *grant_make(struct token *t, dray_handle peer, struct dray_err *ret
 struct grant *grant_live(struct regions *r, dray_handle peer, dray_handle handle);
 
 void grant_end(struct grant *g, bool fence, bool urgent);
+/* Whose grants are gone. */
+void grant_peer_free(struct grant_peer *p);
 /* Removes it from its token, which it outlives. */
 void grant_detach(struct grant *g);
 

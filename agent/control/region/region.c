@@ -97,7 +97,7 @@ struct regions *regions_free(struct regions *r)
 		region_free(region);
 	}
 	dray_map_for_each(&r->peers, p, struct grant_peer, by_handle)
-		free(p);
+		grant_peer_free(p);
 	dray_map_deinit(&r->peers);
 	dray_handles_deinit(&r->regions);
 	dray_handles_deinit(&r->grants);
