@@ -433,6 +433,53 @@ static void test_one_of_many(void **state)
 	rig_kill(a);
 }
 
+/* Overdue requests. */
+#define OVERDUE 8
+
+struct overdue {
+	struct peer_timeout *later;
+	unsigned n;
+};
+
+static void overdue(void *arg, uint32_t code, const union pmsg_body *reply)
+{
+	struct overdue *o = arg;
+
+	assert_int_equal(code, DRAY_E_TIMEOUT);
+	if (!o->n++)
+		UNTOUCHED_BEGIN(o->later->link);
+	if (o->n == OVERDUE)
+		UNTOUCHED_END(o->later->link);
+}
+
+/* Requests that are overdue together end without a look at the others for each. */
+static void test_overdue_together(void **state)
+{
+	dray_auto(sd_event_unref) sd_event *e = loop();
+	struct rig *a = rig_start(e, 1, 10);
+	union pmsg_body m = { .lease_renew = { .grant = 1 } };
+	struct renewal later = { 0 };
+	struct overdue o = { 0 };
+	struct peer *peer;
+	struct puppet p;
+
+	owner_join(&p, a, PMSG_FEATURE_TCP | PMSG_FEATURE_LEASE);
+	peer = peer_find_up(a->peers, owner_token().agent_id, NULL);
+	assert_non_null(peer);
+	assert_int_equal(
+		peers_request(a->peers, peer->handle, PMSG_LEASE_RENEW, &m, renewed, &later), 0);
+	o.later = &dray_list_first(&peer->requests, struct pending_request, link)->timeout;
+	a->cfg.transfer.slice_timeout = DRAY_NS_PER_MS;
+	for (unsigned k = 0; k < OVERDUE; k++)
+		assert_int_equal(peers_request(a->peers, peer->handle, PMSG_LEASE_RENEW, &m,
+					       overdue, &o),
+				 0);
+	assert_true(rig_until(e, o.n == OVERDUE));
+	assert_int_equal(later.done, 0);
+	puppet_end(&p);
+	rig_kill(a);
+}
+
 /* All acquisitions of one turn are one message. */
 static void test_one_message(void **state)
 {
@@ -587,6 +634,7 @@ int main(void)
 		cmocka_unit_test(test_renew),
 		cmocka_unit_test(test_lookups_clogged),
 		cmocka_unit_test(test_one_of_many),
+		cmocka_unit_test(test_overdue_together),
 		cmocka_unit_test(test_one_message),
 		cmocka_unit_test(test_old_owner),
 		cmocka_unit_test(test_broken_protocol),

@@ -276,20 +276,19 @@ void peer_add_timeout(struct peer *peer, struct peer_timeout *t)
 /* Ends the overdue requests and imports; may close the peer. */
 static void expire(struct peer *peer, int64_t now)
 {
-	struct peer_timeout *due;
+	struct dray_list due = DRAY_LIST_INIT(due);
+	struct peer_timeout *t;
 
-	/* a callback may change the list, so each search starts again */
-	do {
-		due = NULL;
-		peer->next_timeout_ns = INT64_MAX;
-		dray_list_for_each(&peer->timeouts, t, struct peer_timeout, link) {
-			peer->next_timeout_ns = dray_min(peer->next_timeout_ns, t->end_ns);
-			if (!due && t->end_ns <= now)
-				due = t;
-		}
-		if (due)
-			due->expired(peer, due);
-	} while (due);
+	peer->next_timeout_ns = INT64_MAX;
+	dray_list_for_each(&peer->timeouts, one, struct peer_timeout, link) {
+		if (one->end_ns <= now)
+			dray_list_move(&due, &one->link);
+		else
+			peer->next_timeout_ns = dray_min(peer->next_timeout_ns, one->end_ns);
+	}
+	/* a callback may end any of them, which takes it out of its list, and add others */
+	while ((t = dray_list_pop(&due, struct peer_timeout, link)))
+		t->expired(peer, t);
 }
 
 /* Workers report a transfer that starts while this side rests. A transfer that started meanwhile ends the rest. */
