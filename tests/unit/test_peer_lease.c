@@ -480,6 +480,36 @@ static void test_overdue_together(void **state)
 	rig_kill(a);
 }
 
+/* A reply in another order than that of the requests. */
+static void test_reply_of_many(void **state)
+{
+	dray_auto(sd_event_unref) sd_event *e = loop();
+	struct rig *a = rig_start(e, 1, 10);
+	union pmsg_body m = { .lease_renew = { .grant = 1 } };
+	struct renewal first = { 0 }, last = { 0 };
+	struct pending_request *r;
+	struct peer *peer;
+	struct puppet p;
+
+	owner_join(&p, a, PMSG_FEATURE_TCP | PMSG_FEATURE_LEASE);
+	peer = peer_find_up(a->peers, owner_token().agent_id, NULL);
+	assert_non_null(peer);
+	assert_int_equal(
+		peers_request(a->peers, peer->handle, PMSG_LEASE_RENEW, &m, renewed, &first), 0);
+	r = dray_list_first(&peer->requests, struct pending_request, link);
+	assert_int_equal(
+		peers_request(a->peers, peer->handle, PMSG_LEASE_RENEW, &m, renewed, &last), 0);
+	/* the other requests are not looked at */
+	UNTOUCHED_BEGIN(r->id);
+	puppet_say(&p, lease_renew_reply, peer->next_request, { 5 });
+	assert_true(rig_until(e, last.done));
+	UNTOUCHED_END(r->id);
+	assert_int_equal(last.ms, 5);
+	assert_int_equal(first.done, 0);
+	puppet_end(&p);
+	rig_kill(a);
+}
+
 /* All acquisitions of one turn are one message. */
 static void test_one_message(void **state)
 {
@@ -635,6 +665,7 @@ int main(void)
 		cmocka_unit_test(test_lookups_clogged),
 		cmocka_unit_test(test_one_of_many),
 		cmocka_unit_test(test_overdue_together),
+		cmocka_unit_test(test_reply_of_many),
 		cmocka_unit_test(test_one_message),
 		cmocka_unit_test(test_old_owner),
 		cmocka_unit_test(test_broken_protocol),

@@ -21,10 +21,8 @@ static void import_detach(struct import *i)
 	dray_list_del(&i->link);
 	dray_list_del(&i->unsent);
 	dray_list_del(&i->timeout.link);
-	if (i->request) {
-		dray_list_del(&i->request->link);
-		free(i->request);
-	}
+	if (i->request)
+		request_free(i->request);
 	dray_handles_del(&i->p->imports, i->id);
 }
 

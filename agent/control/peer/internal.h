@@ -95,7 +95,9 @@ struct request_kind {
 
 /* A request of ours that waits for its reply. */
 struct pending_request {
-	struct dray_list link;
+	struct dray_list link;      /* in peer->requests */
+	struct dray_map_node by_id; /* in peer->requests_by_id */
+	struct peer *peer;
 	struct peer_timeout timeout;
 	uint64_t id;
 	const struct request_kind *kind;
@@ -181,6 +183,7 @@ struct peer {
 	uint64_t started; /* transfers that the link had started at the last check */
 	struct dray_list imports, posts;
 	struct dray_list requests; /* oldest first */
+	struct dray_map requests_by_id;
 	struct dray_map fences;
 	struct idset grants;     /* that we hold from it */
 	struct dray_list unsent; /* imports of leases that the next ACQUIRE carries */
@@ -321,6 +324,8 @@ void request_replied(struct peer *peer, uint64_t id, uint16_t type, const union 
 void request_refused(struct peer *peer, uint64_t id, const struct dray_err *err);
 /* A pending request of this kind, or NULL. */
 struct pending_request *request_find(struct peer *peer, const struct request_kind *kind);
+/* Forgets a request without a timeout; calls no callback. */
+void request_free(struct pending_request *r);
 /* The peer is closed: every request ends with code. */
 void requests_end(struct peer *peer, uint32_t code);
 /* Calls no callback. */

@@ -357,6 +357,7 @@ struct peer *peer_free(struct peer *peer)
 	offers_free(&peer->offers);
 	conn_free(peer->conn);
 	idset_deinit(&peer->grants);
+	dray_map_deinit(&peer->requests_by_id);
 	stream_table_deinit(&peer->streams);
 	/* a link that workers have not released stays allocated: they may be reading it, and the process ends */
 	free(peer);
@@ -380,6 +381,7 @@ int peer_new(struct peer **ret, struct peers *p, const uint8_t agent_id[16], boo
 	dray_list_init(&peer->imports);
 	dray_list_init(&peer->posts);
 	dray_list_init(&peer->requests);
+	dray_map_init(&peer->requests_by_id);
 	dray_list_init(&peer->timeouts);
 	dray_map_init(&peer->fences);
 	dray_list_init(&peer->unsent);

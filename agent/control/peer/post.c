@@ -42,10 +42,8 @@ static void post_end(struct post *post, struct dray_err err, const struct pmsg_p
 {
 	dray_list_del(&post->link);
 	dray_list_del(&post->timeout.link);
-	if (post->request) {
-		dray_list_del(&post->request->link);
-		free(post->request);
-	}
+	if (post->request)
+		request_free(post->request);
 	post->call.done(post->call.arg, post->call.session, post->call.request_id, &err, own);
 	free(post);
 }

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Requests of ours that wait for a reply of the peer. Replies mostly arrive in the order of the requests, so
- * searches start at the oldest.
+ * Requests of ours that wait for a reply of the peer.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -9,10 +8,23 @@
 
 #include "agent/control/peer/internal.h"
 
+/* No reply and no end of the peer finds it any more. */
+static void detach(struct pending_request *r)
+{
+	dray_list_del(&r->link);
+	dray_map_del(&r->peer->requests_by_id, &r->by_id);
+}
+
+void request_free(struct pending_request *r)
+{
+	detach(r);
+	free(r);
+}
+
 static void finish(struct peer *peer, struct pending_request *r, const struct dray_err *err,
 		   const union pmsg_body *m)
 {
-	dray_list_del(&r->link);
+	detach(r);
 	dray_list_del(&r->timeout.link);
 	r->kind->done(peer, r, err, m);
 	free(r);
@@ -25,10 +37,8 @@ static void fail(struct peer *peer, struct pending_request *r, uint32_t code)
 
 static struct pending_request *find_id(struct peer *peer, uint64_t id)
 {
-	dray_list_for_each(&peer->requests, r, struct pending_request, link)
-		if (r->id == id)
-			return r;
-	return NULL;
+	return dray_map_entry(dray_map_find(&peer->requests_by_id, &id, sizeof(id)),
+			      struct pending_request, by_id);
 }
 
 struct pending_request *request_find(struct peer *peer, const struct request_kind *kind)
@@ -42,7 +52,7 @@ struct pending_request *request_find(struct peer *peer, const struct request_kin
 /* The peer counts as lost. The request ends after the peer is closed, so that its callback sees the loss. */
 static void lose_peer(struct peer *peer, struct pending_request *r, struct dray_err why)
 {
-	dray_list_del(&r->link);
+	detach(r);
 	peer_event_why(peer, PEER_EVENT_CLOSE, why);
 	fail(peer, r, DRAY_E_PEER_LOST);
 }
@@ -72,11 +82,13 @@ struct pending_request *request_send(struct peer *peer, const struct request_kin
 		return NULL;
 	}
 	*r = what;
+	r->peer = peer;
 	r->id = ++peer->next_request;
 	r->kind = kind;
 	r->timeout = (struct peer_timeout){ .end_ns = peers_now(peer->p) + timeout_ns,
 					    .expired = expired };
 	dray_list_add(&peer->requests, &r->link);
+	dray_map_add(&peer->requests_by_id, &r->by_id, &r->id, sizeof(r->id));
 	dray_list_init(&r->timeout.link);
 	if (timeout_ns >= 0)
 		peer_add_timeout(peer, &r->timeout);
@@ -137,9 +149,8 @@ void requests_free(struct peer *peer)
 	dray_list_for_each(&peer->requests, r, struct pending_request, link) {
 		if (r->kind->type == PMSG_ACQUIRE)
 			free(r->acquisition);
-		free(r);
+		request_free(r);
 	}
-	dray_list_init(&peer->requests);
 }
 
 /* Requests whose result goes to a callback of another module. */
