@@ -331,6 +331,38 @@ static void test_silent_hosts_delay_no_others(void **state)
 	lab_stop(&l);
 }
 
+/* Minor watches of silent hosts hold half of the places. */
+static void test_minor_ones_leave_places(void **state)
+{
+	struct server good;
+	struct owner *o;
+	struct lab l;
+
+	lab_start(&l);
+	l.cfg.probe.timeout = 600000 * MS;
+	l.cfg.probe.concurrency = 2;
+	server_init(&good, l.event, "127.0.0.1:0");
+	watch_many(&l, 20);
+	for (unsigned i = 0; i < 20; i++)
+		watch_set_minor(l.owners[i].w, true);
+	until(&l, l.v.open == 1);
+	o = watch(&l, 20, "tcp", good.where);
+	until(&l, o->probed >= 5);
+	assert_int_equal(info(o).failed, 0);
+	assert_int_equal(l.v.accepted, 1);
+	/* one that is not minor any more takes the other place, or frees its own */
+	watch_set_minor(l.owners[0].w, false);
+	watch_set_minor(l.owners[1].w, false);
+	until(&l, l.v.open == 2);
+	assert_int_equal(prober_totals(l.p)->in_flight, 2);
+	for (unsigned i = 0; i < 20; i++)
+		l.owners[i].w = watch_free(l.owners[i].w);
+	o->probed = 0;
+	until(&l, o->probed >= 1);
+	server_deinit(&good);
+	lab_stop(&l);
+}
+
 /* --- when ----------------------------------------------------------------------------------------- */
 
 static void test_now(void **state)
@@ -454,6 +486,7 @@ int main(void)
 		cmocka_unit_test(test_concurrency),
 		cmocka_unit_test(test_one_of_each_host),
 		cmocka_unit_test(test_silent_hosts_delay_no_others),
+		cmocka_unit_test(test_minor_ones_leave_places),
 		cmocka_unit_test(test_now),
 		cmocka_unit_test(test_after_a_pause),
 		cmocka_unit_test(test_free_in_callbacks),

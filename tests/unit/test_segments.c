@@ -376,6 +376,47 @@ static void test_hint_chooses_for_its_owner_only(void **state)
 	agent_close(&a);
 }
 
+/* A listener that has no room for further connections: attempts to connect wait. */
+static int full_listener(struct dray_addr *addr, int clients[static 2])
+{
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	assert_int_equal(dray_addr_parse("0.0.0.0:0", addr), 0);
+	assert_int_equal(bind(fd, &addr->sa, addr->len), 0);
+	assert_int_equal(listen(fd, 0), 0);
+	assert_int_equal(getsockname(fd, &addr->sa, &addr->len), 0);
+	for (unsigned i = 0; i < 2; i++) {
+		clients[i] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+		(void)connect(clients[i], &addr->sa, addr->len);
+	}
+	return fd;
+}
+
+/* Hints that name what does not answer leave places for probes of other segments. */
+static void test_dead_hints_delay_no_listener(void **state)
+{
+	struct segments_totals totals;
+	struct dray_addr addr;
+	int clients[2], fd = full_listener(&addr, clients);
+	struct agent a;
+	char name[32];
+
+	agent_open(&a, &(struct content){ .preferred = "" });
+	a.cfg.probe.concurrency = 2;
+	for (unsigned i = 1; i <= 8; i++) {
+		snprintf(name, sizeof(name), "127.0.1.%u:%u", i, dray_addr_port(&addr));
+		give_hint(&a, name, name);
+	}
+	assert_true(server_until(a.event, LIMIT_MS,
+				 (segments_totals(a.segments, &totals), totals.probes_in_flight)));
+	agent_finds_listener(&a);
+	assert_true(server_until(a.event, LIMIT_MS, a.seen == DMSG_SEGMENT_STATE_READY));
+	agent_close(&a);
+	close(clients[0]);
+	close(clients[1]);
+	close(fd);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -385,6 +426,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_hint_chooses_for_its_owner_only, set_up,
 						tear_down),
 		cmocka_unit_test_setup_teardown(test_hints_leave_room, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_dead_hints_delay_no_listener, set_up,
+						tear_down),
 		cmocka_unit_test_setup_teardown(test_hints_for_other_scopes_cost_nothing, set_up,
 						tear_down),
 	};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A watch is in one of three places: in the heap of due times, in the queue of its host, or in flight. A watch that is
+ * A watch is in one of three places: in the heap of due times of its class, in the queue of its host, or in flight. A watch that is
  * due while another probe of its host and port is in flight waits in that host's queue. Then it returns to the heap with
  * the time that it had, so the longest overdue one still goes first.
  */
@@ -50,13 +50,15 @@ struct watch {
 	struct probe_fsm fsm;
 	struct dray_heap_node due;
 	struct probe *probe; /* in flight; NULL: none */
+	bool minor;          /* watch_set_minor() */
 };
 
 struct prober {
 	struct prober_deps deps;
 	struct probe_deps probe_deps;
 	sd_event_source *timer;
-	struct dray_heap due;
+	struct dray_heap due, due_minor;
+	unsigned minor_in_flight; /* of totals.in_flight */
 	struct dray_list watches;
 	struct dray_map hosts; /* struct host */
 	int64_t armed_ns;      /* the due time that the timer is armed for; INT64_MAX: off */
@@ -72,7 +74,12 @@ static int64_t now_ns(struct prober *p)
 	return (int64_t)usec * 1000;
 }
 
-/* Puts it into the heap. Ready ones are due at ticks, because a wake-up for each costs more than its probe. */
+static struct dray_heap *heap_of(struct watch *w)
+{
+	return w->minor ? &w->p->due_minor : &w->p->due;
+}
+
+/* Puts it into its heap. Ready ones are due at ticks, because a wake-up for each costs more than its probe. */
 static void plan(struct watch *w)
 {
 	const struct probe_fsm *f = &w->fsm;
@@ -83,7 +90,7 @@ static void plan(struct watch *w)
 	if (f->state == DMSG_SEGMENT_STATE_READY && !f->failures && tick > 0 && at > now_ns(p))
 		at += tick - 1 - (at + tick - 1) % tick;
 	/* cannot fail: prober_watch() reserved the room */
-	(void)dray_heap_set(&p->due, &w->due, at);
+	(void)dray_heap_set(heap_of(w), &w->due, at);
 }
 
 static struct host *host_ref(struct prober *p, const struct probe_target *t)
@@ -114,25 +121,48 @@ static void host_unref(struct prober *p, struct host *h)
 	free(h);
 }
 
-/* Its probe has ended: the next watch of the queue may begin. */
-static void host_release(struct prober *p, struct host *h)
+/* Its probe has ended: the next watch of the host's queue may begin. */
+static void release(struct watch *w)
 {
+	struct prober *p = w->p;
+	struct host *h = w->host;
 	struct watch *next = dray_list_first(&h->queue, struct watch, queue);
 
 	h->busy = false;
 	p->totals.in_flight--;
+	p->minor_in_flight -= w->minor;
 	if (!next)
 		return;
 	dray_list_del(&next->queue);
 	plan(next);
 }
 
+/* Minor probes have half of the places, and one if there is only one. */
+static bool has_place(const struct prober *p, bool minor)
+{
+	uint64_t places = (uint64_t)p->deps.cfg->probe.concurrency;
+
+	return p->totals.in_flight < places &&
+	       (!minor || p->minor_in_flight < places / 2 + places % 2);
+}
+
+/* The watch that begins next, when it is due: of those that are due, a minor one comes last. NULL: no place is free for any. */
+static struct dray_heap_node *first_of(const struct prober *p, int64_t now)
+{
+	struct dray_heap_node *a = has_place(p, false) ? dray_heap_first(&p->due) : NULL;
+	struct dray_heap_node *b = has_place(p, true) ? dray_heap_first(&p->due_minor) : NULL;
+
+	if (!a || !b)
+		return a ? a : b;
+	return a->key <= now || a->key <= b->key ? a : b;
+}
+
 static void arm(struct prober *p)
 {
-	struct dray_heap_node *first = dray_heap_first(&p->due);
 	int64_t now = now_ns(p);
+	struct dray_heap_node *first = first_of(p, now);
 
-	if (!first || p->totals.in_flight >= (uint64_t)p->deps.cfg->probe.concurrency) {
+	if (!first) {
 		p->armed_ns = INT64_MAX;
 		sd_event_source_set_enabled(p->timer, SD_EVENT_OFF);
 		return;
@@ -158,7 +188,7 @@ static void take_result(struct watch *w, const struct probe_result *r)
 
 	p->totals.probes++;
 	p->totals.failures += !r->ok;
-	host_release(p, w->host);
+	release(w);
 	old = probe_fsm_end(&w->fsm, p->deps.cfg, r->ok, r->reason, r->latency_ns, now_ns(p));
 	plan(w);
 	report(w, old);
@@ -183,6 +213,7 @@ static void start(struct watch *w)
 
 	w->host->busy = true;
 	p->totals.in_flight++;
+	p->minor_in_flight += w->minor;
 	old = probe_fsm_begin(&w->fsm, now_ns(p));
 	if (probe_start(&w->probe, &p->probe_deps, &w->target, p->deps.cfg->probe.timeout,
 			on_probed, w, &why) < 0) {
@@ -200,11 +231,10 @@ static void run(struct prober *p)
 	unsigned left = STARTS_PER_TURN;
 	struct dray_heap_node *first;
 
-	while (left && p->totals.in_flight < (uint64_t)p->deps.cfg->probe.concurrency &&
-	       (first = dray_heap_first(&p->due)) && first->key <= now) {
+	while (left && (first = first_of(p, now)) && first->key <= now) {
 		struct watch *w = dray_container_of(first, struct watch, due);
 
-		dray_heap_del(&p->due, &w->due);
+		dray_heap_del(heap_of(w), &w->due);
 		if (w->host->busy) {
 			dray_list_add(&w->host->queue, &w->queue);
 			continue;
@@ -245,10 +275,10 @@ struct watch *watch_free(struct watch *w)
 	p = w->p;
 	dray_list_del(&w->link);
 	dray_list_del(&w->queue);
-	dray_heap_del(&p->due, &w->due);
+	dray_heap_del(heap_of(w), &w->due);
 	if (w->fsm.in_flight) {
 		probe_cancel(w->probe);
-		host_release(p, w->host);
+		release(w);
 	}
 	host_unref(p, w->host);
 	p->totals.watches--;
@@ -264,7 +294,8 @@ int prober_watch(struct prober *p, const struct probe_target *target, enum dmsg_
 
 	if (w)
 		w->host = host_ref(p, target);
-	if (!w || !w->host || dray_heap_reserve(&p->due, p->totals.watches + 1) < 0) {
+	if (!w || !w->host || dray_heap_reserve(&p->due, p->totals.watches + 1) < 0 ||
+	    dray_heap_reserve(&p->due_minor, p->totals.watches + 1) < 0) {
 		if (w)
 			host_unref(p, w->host);
 		free(w);
@@ -281,6 +312,23 @@ int prober_watch(struct prober *p, const struct probe_target *target, enum dmsg_
 	arm(p);
 	*ret = w;
 	return 0;
+}
+
+void watch_set_minor(struct watch *w, bool minor)
+{
+	bool due = dray_heap_has(&w->due);
+
+	if (w->minor == minor)
+		return;
+	if (due)
+		dray_heap_del(heap_of(w), &w->due);
+	if (w->fsm.in_flight)
+		w->p->minor_in_flight = minor ? w->p->minor_in_flight + 1 :
+						w->p->minor_in_flight - 1;
+	w->minor = minor;
+	if (due)
+		plan(w);
+	arm(w->p);
 }
 
 void watch_now(struct watch *w)
@@ -342,6 +390,7 @@ struct prober *prober_free(struct prober *p)
 		watch_free(w);
 	sd_event_source_disable_unref(p->timer);
 	dray_heap_deinit(&p->due);
+	dray_heap_deinit(&p->due_minor);
 	dray_map_deinit(&p->hosts);
 	sd_event_unref(p->deps.event);
 	free(p);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Probes many targets repeatedly: at most probe.concurrency at a time, and one at a time for each host and port; the
- * longest overdue one first. Control thread only; nothing blocks; nothing is logged.
+ * longest overdue one first. Minor watches have at most half of the places, and begin after others that are due. Control thread only; nothing blocks; nothing is logged.
  *
  * Probes of ready segments are due at ticks, a 64th of the interval or 250 ms, so that many of them share a wake-up. If
  * the event loop did not run for long, overdue probes of ready segments are spread over the next interval.
@@ -40,6 +40,9 @@ int prober_watch(struct prober *p, const struct probe_target *target, enum dmsg_
 		 void *owner, struct watch **ret, struct dray_err *reterr);
 /* Cancels a probe in flight, without a callback. Takes NULL. Returns NULL. */
 struct watch *watch_free(struct watch *w);
+
+/* It is less important than others, which it must not delay. At first a watch is not minor. */
+void watch_set_minor(struct watch *w, bool minor);
 
 /* Probes as soon as there is room, for example because a listener was seen to open. */
 void watch_now(struct watch *w);

@@ -13,6 +13,16 @@ static bool is_wanted(const struct segment *s)
 	       s->was_peer || !strcmp(s->name, s->ss->remembered);
 }
 
+/* It is probed only because a hint names it, or did. One client may give thousands of hints. */
+static bool is_minor(const struct segment *s)
+{
+	bool own = s->local && (s->sources & ~(unsigned)SEGMENT_HINT);
+
+	return !own && !s->named_preferred && !s->was_peer &&
+	       strcmp(s->name, s->ss->remembered) != 0 &&
+	       !(s->sources & (SEGMENT_CONFIG | SEGMENT_LISTENER | SEGMENT_PEER));
+}
+
 /* A master reports an address of the transfer engine that differs from the name. */
 static bool has_endpoint(const struct segment *s)
 {
@@ -249,6 +259,8 @@ void segment_recheck(struct segment *s)
 	case SEGMENT_CHECK_PROBE:
 		if (!fits)
 			watch_start(s, &target);
+		if (s->watch)
+			watch_set_minor(s->watch, is_minor(s));
 		break;
 	case SEGMENT_CHECK_MASTER:
 		take_masters_word(s);
