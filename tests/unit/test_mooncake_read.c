@@ -138,6 +138,49 @@ static void test_many_keys(void **state)
 	free(text);
 }
 
+/* Each device is looked for in the matrix, so a large one is refused. */
+static void read_matrix(unsigned names, unsigned lists, struct mooncake_descriptor *d)
+{
+	char *text = NULL;
+	size_t n = 0;
+	FILE *f = open_memstream(&text, &n);
+
+	fputs("{\"name\":\"10.0.0.1:15000\",\"protocol\":\"rdma\",\"devices\":[", f);
+	for (unsigned i = 0; i < 64; i++)
+		fprintf(f, "%s{\"name\":\"m%u\",\"gid\":\"" GID "1\"}", i ? "," : "", i);
+	fputs("],\"buffers\":[{\"addr\":4096,\"length\":4096,\"rkey\":[0", f);
+	for (unsigned i = 1; i < 64; i++)
+		fputs(",1", f);
+	fputs("]}],\"priority_matrix\":{\"cpu:0\":[[\"m0\"", f);
+	for (unsigned i = 0; i < names; i++)
+		fputs(",\"x\"", f);
+	fputs("]", f);
+	for (unsigned i = 0; i < lists; i++)
+		fputs(",[]", f);
+	fputs("]}}", f);
+	assert_int_equal(fclose(f), 0);
+	err = DRAY_ERR_NULL;
+	if (names + lists < 4090) {
+		assert_int_equal(mooncake_descriptor_read(text, n, d, &err), 0);
+		assert_int_equal(d->n_devices, 1);
+		mooncake_descriptor_clear(d);
+	} else {
+		assert_true(mooncake_descriptor_read(text, n, d, &err) < 0);
+		assert_int_equal(err.code, DRAY_E_PROTOCOL);
+		assert_non_null(strstr(err.msg, "too many names of devices"));
+	}
+	free(text);
+}
+
+static void test_large_matrix(void **state)
+{
+	struct mooncake_descriptor d;
+
+	read_matrix(4000, 1, &d);
+	read_matrix(100000, 1, &d);
+	read_matrix(1, 100000, &d);
+}
+
 static const struct connection_ends ends = { .ours = "dray-1@dev0", .theirs = "10.0.0.1:15000@m1" };
 
 /* An engine reads the request as the agent reads one of an engine. */
@@ -228,10 +271,10 @@ static void test_answer_refused(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_descriptor),   cmocka_unit_test(test_descriptor_refused),
-		cmocka_unit_test(test_many_devices), cmocka_unit_test(test_request),
-		cmocka_unit_test(test_answer),       cmocka_unit_test(test_answer_refused),
-		cmocka_unit_test(test_many_keys),
+		cmocka_unit_test(test_descriptor),     cmocka_unit_test(test_descriptor_refused),
+		cmocka_unit_test(test_many_devices),   cmocka_unit_test(test_large_matrix),
+		cmocka_unit_test(test_request),        cmocka_unit_test(test_answer),
+		cmocka_unit_test(test_answer_refused), cmocka_unit_test(test_many_keys),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -18,6 +18,11 @@
 #define KEYS_MAX 16384u
 /* Devices that are looked at, whether they work or not: each one costs a walk over the names in the matrix. */
 #define LISTED_MAX 64u
+/*
+ * Parts of the matrix: places, lists and names. An engine has a place for each GPU and NUMA node, with two lists that have each of
+ * its devices once.
+ */
+#define MATRIX_MAX 4096u
 _Static_assert(KEYS_MAX >= BUFFERS_MAX, "at least one device is used");
 /* The version of the data protocol with a status, at least. */
 #define VERSION_WITH_STATUS 2
@@ -246,6 +251,24 @@ static bool has_name(const json_t *rows, const char *device)
 	return false;
 }
 
+/* How many parts the matrix has; if more than MATRIX_MAX, not exactly. */
+static size_t count_parts(json_t *matrix)
+{
+	size_t n = 0;
+	const char *key;
+	json_t *rows;
+
+	json_object_foreach(matrix, key, rows)
+	{
+		n += 1 + json_array_size(rows);
+		for (size_t i = 0; n <= MATRIX_MAX && i < json_array_size(rows); i++)
+			n += json_array_size(json_array_get(rows, i));
+		if (n > MATRIX_MAX)
+			break;
+	}
+	return n;
+}
+
 /* The matrix names the devices that work; an engine keeps others in its list. */
 static bool is_in(json_t *matrix, const char *device)
 {
@@ -264,10 +287,13 @@ static int read_devices(const json_t *o, struct mooncake_descriptor *d,
 {
 	static const struct in6_addr none;
 	const json_t *list = json_object_get(o, "devices");
+	json_t *matrix = json_object_get(o, "priority_matrix");
 	char gid[MOONCAKE_GID_TEXT];
 
 	if (json_array_size(list) > LISTED_MAX)
 		return bad(reterr, "has too many devices");
+	if (count_parts(matrix) > MATRIX_MAX)
+		return bad(reterr, "has too many names of devices in its priority_matrix");
 	for (size_t i = 0; i < json_array_size(list); i++) {
 		const json_t *device = json_array_get(list, i);
 		struct mooncake_device x;
@@ -280,8 +306,7 @@ static int read_devices(const json_t *o, struct mooncake_descriptor *d,
 		    get_integer(device, "lid", 0, 0, UINT16_MAX, &lid) < 0)
 			return bad(reterr, "has a device with an impossible name, GID or LID");
 		x.lid = (uint16_t)lid;
-		if (memcmp(&x.gid, &none, sizeof(none)) == 0 ||
-		    !is_in(json_object_get(o, "priority_matrix"), x.name))
+		if (memcmp(&x.gid, &none, sizeof(none)) == 0 || !is_in(matrix, x.name))
 			continue;
 		if (d->n_devices == MOONCAKE_DEVICES_MAX) {
 			d->partial = true;
