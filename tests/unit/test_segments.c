@@ -92,7 +92,7 @@ struct agent {
  * connections.
  */
 static struct server owner;
-static char port[8], automatic[] = "auto", no_agent[] = "", tenant[] = "default";
+static char port[16], automatic[] = "auto", no_agent[] = "", tenant[] = "default";
 static char *ports[] = { port };
 
 static void on_changed(void *arg, const struct segment_info *s, enum dmsg_segment_state old)
@@ -171,17 +171,22 @@ static void agent_open(struct agent *a, const struct content *found)
 	segments_links_changed(a->segments, &links, "");
 }
 
-static void agent_finds_listener(struct agent *a)
+static void agent_finds(struct agent *a, const struct server *v, enum nd_listener_match match)
 {
 	struct nd_listener *l = calloc(1, sizeof(*l));
 
 	assert_non_null(l);
 	l->family = AF_INET;
-	l->port = ntohs(owner.addr.in.sin_port);
-	l->match = ND_MATCH_LOOPBACK;
+	l->port = ntohs(v->addr.in.sin_port);
+	l->match = match;
 	l->addr.s6_addr[10] = l->addr.s6_addr[11] = 0xff;
-	memcpy(&l->addr.s6_addr[12], &owner.addr.in.sin_addr, 4);
+	memcpy(&l->addr.s6_addr[12], &v->addr.in.sin_addr, 4);
 	segments_listeners_changed(a->segments, &(struct nd_listeners){ .v = l, .n = 1 });
+}
+
+static void agent_finds_listener(struct agent *a)
+{
+	agent_finds(a, &owner, ND_MATCH_LOOPBACK);
 }
 
 static const char *agent_preferred(struct agent *a, struct preferred *p)
@@ -417,6 +422,30 @@ static void test_dead_hints_delay_no_listener(void **state)
 	close(fd);
 }
 
+/* A listener on all addresses is no segment under the name that a hint gives it, but says how that name is probed. */
+static void test_hint_names_no_listener(void **state)
+{
+	struct segment_info info;
+	struct server wild;
+	struct agent a;
+	char target[64];
+
+	server_init(&wild, owner.event, "0.0.0.0:0");
+	snprintf(port, sizeof(port), "%u:1", ntohs(wild.addr.in.sin_port));
+	snprintf(target, sizeof(target), "tcp://127.0.0.1:%u", ntohs(wild.addr.in.sin_port));
+	agent_open(&a, &(struct content){ .preferred = "" });
+	give_hint(&a, "model", "127.0.0.10:1");
+	agent_finds(&a, &wild, ND_MATCH_WILDCARD);
+	assert_true(segments_find(a.segments, "127.0.0.10:1", &info));
+	assert_string_equal(info.sources, "hint");
+	assert_string_equal(info.target, target);
+	assert_true(segments_find(a.segments, "127.0.0.1:1", &info));
+	assert_string_equal(info.sources, "listener");
+	assert_string_equal(info.target, target);
+	agent_close(&a);
+	server_deinit(&wild);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -426,6 +455,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_hint_chooses_for_its_owner_only, set_up,
 						tear_down),
 		cmocka_unit_test_setup_teardown(test_hints_leave_room, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_hint_names_no_listener, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_dead_hints_delay_no_listener, set_up,
 						tear_down),
 		cmocka_unit_test_setup_teardown(test_hints_for_other_scopes_cost_nothing, set_up,

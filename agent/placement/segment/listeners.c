@@ -71,6 +71,20 @@ static void listener_assign(struct segment *s, const struct nd_listener *l,
 		watch_now(s->watch);
 }
 
+/* The listener says only how the segment is probed. */
+static void listener_probe(struct segment *s, const struct nd_listener *l,
+			   const struct port_rule *rule)
+{
+	char place[SEGMENT_NAME_BYTES];
+	struct probe_target target;
+
+	listener_address(l, l->port, place, sizeof(place));
+	if (s->listener || probe_target_of(place, rule->kind, &target, NULL) < 0)
+		return;
+	segment_target(&s->listener, &target);
+	segment_recheck(s);
+}
+
 /* Can a connection to that address reach the listener? */
 static bool family_fits(const struct nd_listener *l, const struct dray_addr *addr)
 {
@@ -96,6 +110,12 @@ static bool could_be(const struct segment *s, const struct nd_listener *l, unsig
 		return !number || family_fits(l, &addr);
 	listener_address(l, port, place, sizeof(place));
 	return !strcmp(place, s->name) || !number || !locality_has_addr(&s->ss->locality, &addr);
+}
+
+/* It must not become a candidate for those who do not see the hint. */
+static bool is_only_hinted(const struct segment *s)
+{
+	return !(s->sources & ~(unsigned)(SEGMENT_LISTENER | SEGMENT_HINT));
 }
 
 /* Does the name replace the one that we would choose? Not if it comes only from a hint, or is a master's loopback name. */
@@ -129,6 +149,10 @@ static void listener_apply(struct segments *ss, const struct nd_listener *l,
 	dray_list_for_each(&ss->all, known, struct segment, link) {
 		if (!could_be(known, l, port))
 			continue;
+		if (is_only_hinted(known)) {
+			listener_probe(known, l, rule);
+			continue;
+		}
 		listener_assign(known, l, rule);
 		named |= is_name(known);
 		ready |= is_name(known) && known->state == DMSG_SEGMENT_STATE_READY;
@@ -161,6 +185,7 @@ static bool any_rule_has(const struct segments *ss, unsigned port)
 static void listener_leave(struct segment *s)
 {
 	struct segments *ss = s->ss;
+	bool was = s->sources & SEGMENT_LISTENER;
 
 	if (s->misnamed_round == ss->round && !(s->sources & ~(unsigned)SEGMENT_LISTENER)) {
 		log_info(AREA, "%s is forgotten: its listener has another name now", s->name);
@@ -169,15 +194,16 @@ static void listener_leave(struct segment *s)
 		segments_decide_soon(ss);
 		return;
 	}
-	if (!(s->sources & SEGMENT_LISTENER))
-		return;
-	segment_mention(s, SEGMENT_LISTENER, false);
+	if (was)
+		segment_mention(s, SEGMENT_LISTENER, false);
 	/* the rule of segment.ports that made it a segment is gone */
 	if (s->listener && !any_rule_has(ss, s->listener->port)) {
 		segment_target(&s->restored, s->listener);
 		segment_target(&s->listener, NULL);
 		segment_recheck(s);
 	}
+	if (!was)
+		return;
 	segments_decide_soon(ss);
 	if (s->watch)
 		watch_now(s->watch);
