@@ -99,8 +99,8 @@ def until(condition, what="the condition", limit=LIMIT):
         now = time.monotonic()
         if now > ends:
             raise AssertionError(f"{what}: not within {limit} s")
-        # a slow condition, such as drayctl in an emulator, leaves the same time to the processes that it waits for
-        select.select([], [], [], max(pause, min(now - began, 0.25)))
+        # a slow condition, such as drayctl, leaves four times its own time to the processes that it waits for
+        select.select([], [], [], max(pause, min(4 * (now - began), 0.25)))
         pause = min(pause * 1.5, 0.02)
 
 
