@@ -1099,6 +1099,27 @@ static void test_shared_lease(void **state)
 	assert_int_equal(rig.n_requests, 8);
 }
 
+static void test_shared_key_of_many_items(void **state)
+{
+	struct store_ask *a = ask_new(KEYS, 1, INT64_MAX);
+
+	for (unsigned i = 1; i < KEYS; i++)
+		a->v[i].key = a->v[0].key;
+	a->lease_ms = 10000;
+	exchange_ask(rig.x, a);
+	for (unsigned r = 0; r < 2; r++) {
+		char found[KEYS + 1];
+
+		memset(found, 'F', sizeof(found));
+		found[rig.requests[r].n] = '\0';
+		answer(r, 10 + r, found);
+	}
+	assert_ptr_equal(rig.answered, a);
+	assert_int_equal(rig.x->kept.n, 1);
+	end();
+	assert_int_equal(rig.x->kept.n, 0);
+}
+
 /* A source that its session does not need any more is not shared; the end of the agent frees what is. */
 static void test_shared_lease_ends(void **state)
 {
@@ -1290,6 +1311,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_exists, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_taken_over, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_shared_lease, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_shared_key_of_many_items, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_shared_lease_ends, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_lookups_in_vain, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_shares, set_up, tear_down),

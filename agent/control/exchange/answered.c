@@ -13,13 +13,21 @@
 /* A lease that ends sooner is not shared. */
 #define SHARED_LEAST_NS (20 * DRAY_NS_PER_MS)
 
-/* GETs of other sessions of the owner find what an EXISTS has found. */
+static bool has_kept(struct exchange *x, const struct store_ask *a, const struct store_asked *k)
+{
+	dray_map_for_each_of(&x->kept, k->key, k->n_key, v, struct store_asked, by_key)
+		if (v->of == a)
+			return true;
+	return false;
+}
+
+/* GETs of other sessions of the owner find what an EXISTS has found: each key once, because those of one key are in one chain. */
 static void keep(struct exchange *x, struct store_ask *a)
 {
 	for (uint32_t i = 0; a->lease_ms && i < a->n; i++) {
 		struct store_asked *k = &a->v[i];
 
-		if (k->status)
+		if (k->status || has_kept(x, a, k))
 			continue;
 		k->of = a;
 		dray_map_add(&x->kept, &k->by_key, k->key, k->n_key);
