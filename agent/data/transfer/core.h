@@ -322,7 +322,7 @@ struct core {
 	uint32_t slices_free;
 	uint64_t next_slice_id;
 	uint32_t awaited; /* descriptors on which a transport waits for an answer to its slices */
-	/* streams in the middle of a large payload that follows another one; and when one of them has received last */
+	/* streams that receive large payloads which follow each other; and when one of them has received last */
 	uint32_t filling;
 	int64_t filled_ns;
 	/* a channel got work, perhaps of a transport whose part of the turn is over, or a transfer waits */

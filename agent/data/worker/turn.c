@@ -13,7 +13,7 @@
 /* Slots of the event ring that clients must leave for the worker's own events. */
 #define EVENTS_RESERVE 512
 #define LOOK_AGAIN_NS ((int64_t)DRAY_NS_PER_MS)
-/* Without a part of a large payload for so long, its sender has stopped. */
+/* Without a part of large payloads for so long, their sender has stopped. */
 #define FILLING_NS ((int64_t)DRAY_NS_PER_MS)
 /*
  * Interval between looks at descriptors while rings are polled, because the system call costs as much as a small
@@ -103,7 +103,7 @@ static bool announce_sleep(struct worker *w)
 	return work || !dray_spsc_empty(&w->commands);
 }
 
-/* The rest of a large payload among others is not polled for while its parts come: the sender is busy with it, and the waits are many. */
+/* Parts of large payloads that follow each other are not polled for while they come: the sender is busy with them, and the waits are many. */
 static bool may_poll(struct worker *w)
 {
 	const struct core *c = &w->core;

@@ -19,8 +19,15 @@
 
 /* Payload of a bulky frame, at least: copying it twice costs about as much as a system call. */
 #define BULKY 16384
-/* A stream counts in core.filling while more bytes of a payload than these are to come. */
-#define FILLING 65536
+/* A WRITE is large while more bytes than these are to come. */
+#define LARGE 65536
+/*
+ * How long large WRITEs go on to form a series after one came together with the end of the one before. Where this end is faster than the
+ * sender, most of them come alone.
+ */
+#define SERIES_NS (10 * (int64_t)DRAY_NS_PER_MS)
+/* Bytes that wake the worker in a series, while more than these are to come. */
+#define WAKE_BYTES (128 << 10)
 
 static void ready(struct loop_source *source, uint32_t events)
 {
@@ -98,24 +105,44 @@ bool tcp_stream_seals(struct tcp_stream *s, const uint8_t agent_id[16])
 	return s->seals[SEAL_FIND] && s->seals[SEAL_FOUND];
 }
 
+/* The stream receives large WRITEs that follow each other, so that only the rate matters. A lone one is better polled for. */
+static bool in_series(struct tcp_stream *s)
+{
+	if (s->state != TCP_OPEN || s->side == &tcp_requester_side)
+		return false;
+	if (s->follows && s->payload_left > LARGE)
+		s->series_ns = s->moved_ns;
+	return s->series_ns && s->moved_ns - s->series_ns < SERIES_NS;
+}
+
 /*
- * After payload_left or the state has changed. Only WRITEs that follow each other count: the worker waits in the middle of each of them,
- * and only the rate matters. A lone one is better polled for.
+ * Each wake-up costs both ends. A mark below the rest of the payload cannot keep its end from being received, and when the mark is
+ * reset the kernel tells what is there. A failure is ignored: then the parts come as before.
  */
+static void update_mark(struct tcp_stream *s)
+{
+	bool mark = s->filling && s->payload_left > WAKE_BYTES;
+	int bytes = mark ? WAKE_BYTES : 1;
+
+	if (mark != s->marked &&
+	    setsockopt(s->fd, SOL_SOCKET, SO_RCVLOWAT, &bytes, sizeof(bytes)) == 0)
+		s->marked = mark;
+}
+
+/* After payload_left or the state has changed. */
 static void update_filling(struct tcp_stream *s)
 {
-	bool filling = s->state == TCP_OPEN && s->side != &tcp_requester_side && s->follows &&
-		       s->payload_left > FILLING;
+	bool filling = in_series(s);
 
 	if (filling)
 		s->tcp->c->filled_ns = s->moved_ns;
-	if (filling == s->filling)
-		return;
-	s->filling = filling;
-	if (filling)
+	if (filling && !s->filling)
 		s->tcp->c->filling++;
-	else
+	else if (!filling && s->filling)
 		s->tcp->c->filling--;
+	s->filling = filling;
+	if (s->state == TCP_OPEN)
+		update_mark(s);
 }
 
 void tcp_stream_close(struct tcp_stream *s, bool reset)

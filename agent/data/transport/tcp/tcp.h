@@ -121,9 +121,11 @@ struct tcp_stream {
 	uint8_t *in;     /* receive buffer: bytes [in_rd, in_wr) wait */
 	uint32_t in_rd, in_wr;
 	uint64_t payload_left;
-	bool follows;     /* the current frame came with the end of the last one's payload */
-	bool filling;     /* counts in core.filling */
-	int64_t moved_ns; /* last progress in either direction, or when the stream became busy */
+	bool follows;      /* the current frame came with the end of the last one's payload */
+	bool filling;      /* counts in core.filling */
+	bool marked;       /* fewer than WAKE_BYTES do not wake the worker (SO_RCVLOWAT) */
+	int64_t series_ns; /* when such a frame of a large WRITE was received last; 0: never */
+	int64_t moved_ns;  /* last progress in either direction, or when the stream became busy */
 	struct seal *seals[2]; /* by enum seal_side; NULL before the first frame find */
 };
 
