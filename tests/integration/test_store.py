@@ -324,6 +324,33 @@ def test_data_that_is_left_when_its_client_ends(agent, how):
     subprocess.run([sys.executable, "-c", LEFT, str(agent.socket), *how], check=True, timeout=LIMIT)
 
 
+CLOSED = """
+import sys, threading
+import dray
+from dray import store
+user = dray.Client(sys.argv[1])
+region = user.region(dray.Memory(8192))
+user.store().put(region, [(b"a", [(0, 8192)])])
+view = store._view
+def closing(client, result):
+    thread = threading.Thread(target=client.close)
+    thread.start()
+    thread.join()
+    return view(client, result)
+store._view = closing
+data = user.store().read([b"a"])[0].data
+try:
+    data[0]
+except ValueError:
+    sys.exit(0)
+sys.exit("it can be read")
+"""
+
+
+def test_client_is_closed_while_another_thread_makes_a_view(agent):
+    subprocess.run([sys.executable, "-c", CLOSED, str(agent.socket)], check=True, timeout=LIMIT)
+
+
 def read_raw(raw, key):
     answer = raw.ask(s.pack_store_read, space="", keys=bytes([len(key)]) + key)
     return answer.places[0], raw.fds

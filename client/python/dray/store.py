@@ -122,7 +122,7 @@ class StoreView:
 
     The agent keeps the object until release(), which also ends data, or until the session ends. Use it
     as a context manager. status: as in StoreResult; data is None unless it is Status.OK. The end of the client ends data, too: it raises
-    ValueError then. What was made of it, such as an array or a slice, has bytes of any object after that.
+    ValueError then, unless something uses its buffer. What was made of it, such as an array or a slice, has bytes of any object after that.
     """
 
     __slots__ = ("_client", "_lease", "data", "status", "wait")
@@ -304,6 +304,8 @@ def _view(client: Client, r: Any) -> StoreView:
         data = memoryview(memory).cast("B").toreadonly()
         views, key = client._views, id(memory)
         views[key] = ref(memory, partial(views.pop, key)), ref(data)
+        if client._d is None:  # another thread has closed it, perhaps before it could find this one
+            data.release()
     return StoreView(client, _STATUSES.get(r.status, Status.LOST), r.wait_ms / 1000, data, r.lease)
 
 
