@@ -352,14 +352,16 @@ def test_pool_that_cannot_be_mapped(agent, monkeypatch):
         assert not client._regions and "poor" not in agent.ctl("regions")
 
 
-def test_result_that_cannot_be_taken(agent):
+def test_result_that_cannot_be_taken(agent, caplog):
     """It ends its request, and not the wait of the thread that came to take it."""
     with agent.client() as client:
         first = client.pool(4096, wait=False)
         first._convert = lambda c: 1 // 0
         assert client.pool(4096)
-        with pytest.raises(errors.Internal, match="ZeroDivisionError"):
+        with pytest.raises(errors.Internal, match="ZeroDivisionError") as error:
             first.result(0)
+        assert isinstance(error.value.__cause__, ZeroDivisionError)
+        assert "cannot be taken" in caplog.text
 
 
 def test_batch(two):

@@ -186,8 +186,11 @@ class Pending(Generic[T]):
             self._end(None, e)
             return
         except BaseException as e:  # this thread may wait for another request, and another one for this one
-            self._end(None, errors.Internal(f"the result of {self!r} cannot be taken: {e!r}"))
+            error = errors.Internal(f"the result of {self!r} cannot be taken: {e!r}")
+            error.__cause__ = e
+            self._end(None, error)
             if isinstance(e, Exception):
+                _logger.error("%s", error, exc_info=e)
                 return
             raise
         if self._ended:  # it was given up
