@@ -103,7 +103,7 @@ SECONDS ?= 60
 fuzz-long:
 	@$(MAKE) $(SUB) VARIANT=fuzz fuzz-programs
 	@$(MAKE) $(SUB) VARIANT=asan all
-	@$(MAKE) $(SUB) VARIANT=gcc $(PYTHON_LIBRARY)
+	@$(MAKE) $(SUB) VARIANT=gcc $(PYTHON_LIBRARY) build/gcc/drayctl
 	@scripts/fuzz long $(SECONDS) $(JOBS)
 
 # The lines of the decoders that the checked-in corpora reach.
@@ -123,7 +123,7 @@ check-namespaces:
 
 check-vm:
 	@$(LOCKED) $(MAKE) $(SUB) VARIANT=$(VM_VARIANT) all tools
-	@$(LOCKED) $(MAKE) $(SUB) VARIANT=gcc $(PYTHON_LIBRARY)
+	@$(LOCKED) $(MAKE) $(SUB) VARIANT=gcc $(PYTHON_LIBRARY) build/gcc/drayctl
 	@DRAY_BUILD=build/$(VM_VARIANT) $(CHECK) vm tests/vm
 
 # Where Debian's packages for arm64 cannot be fetched, the tests that need them are skipped.

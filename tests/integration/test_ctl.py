@@ -25,6 +25,12 @@ LISTS = ("sessions", "regions", "mailboxes", "quotas", "peers", "transfers")
 NOBODY = 65534
 
 
+@pytest.fixture(autouse=True)
+def checked(monkeypatch):
+    """Each command of drayctl with the sanitizer, also a repeated one."""
+    monkeypatch.setattr("harness.PLAIN_DRAYCTL", DRAYCTL)
+
+
 def schema_of(name):
     return json.loads((SCHEMAS / f"{name}.json").read_text())
 

@@ -12,6 +12,12 @@ from harness import DRAYCTL, LIMIT, MIB, Side, noise, until
 pytestmark = pytest.mark.skipif(not DRAYCTL.exists(), reason=f"{DRAYCTL} is not there")
 
 
+@pytest.fixture(autouse=True)
+def checked(monkeypatch):
+    """Each command of drayctl with the sanitizer, also a repeated one."""
+    monkeypatch.setattr("harness.PLAIN_DRAYCTL", DRAYCTL)
+
+
 def test_lists(pair):
     """Lists show the current state, in text and JSON."""
     a, b = pair
