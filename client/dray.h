@@ -7,14 +7,14 @@
  * Rules for all functions, unless their comment says otherwise:
  *
  * Thread:    any thread may call any function of a handle at any time, apart from
- *            dray_disconnect(), which must be the last call. Each completion and each event is
- *            taken by one thread. A function that does not block waits for other threads for some
- *            microseconds at most, since none of them holds the handle while it sleeps. The
- *            library starts no threads, installs no signal handlers, prints nothing, raises no
- *            SIGPIPE, and never ends the process.
+ *            dray_store_keep(), and dray_disconnect(), which must be the last call. Each
+ *            completion and each event is taken by one thread. A function that does not block
+ *            waits for other threads for some microseconds at most, since none of them holds the
+ *            handle while it sleeps. The library starts no threads, installs no signal handlers,
+ *            prints nothing, raises no SIGPIPE, and never ends the process.
  * Fork:      a child must not use an inherited handle. All functions return -DRAY_E_OUT_OF_ORDER
- *            there, except dray_disconnect(), which frees the child's copy and does not affect the
- *            parent.
+ *            there, except dray_store_keep(), and dray_disconnect(), which frees the child's copy
+ *            and does not affect the parent.
  * Errors:    0 is success; a negative result is a negated enum dray_error. dray_last_error() has
  *            the text of the last failure in the calling thread. Output arguments (ret_...) are
  *            written only on success.
