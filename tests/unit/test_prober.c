@@ -313,6 +313,23 @@ static void test_one_of_each_host(void **state)
 	lab_stop(&l);
 }
 
+/* The next of a host is freed before its probe begins. */
+static void test_next_of_host_goes(void **state)
+{
+	struct lab l;
+
+	lab_start(&l);
+	for (unsigned i = 0; i < 3; i++)
+		watch(&l, i, "mooncake", l.v.where);
+	until(&l, l.v.open == 1);
+	/* its probe ends, and the next one is freed in the same turn */
+	l.owners[0].w = watch_free(l.owners[0].w);
+	l.owners[1].w = watch_free(l.owners[1].w);
+	until(&l, l.v.accepted == 2);
+	assert_true(info(&l.owners[2]).in_flight);
+	lab_stop(&l);
+}
+
 static void test_silent_hosts_delay_no_others(void **state)
 {
 	struct server good;
@@ -485,6 +502,7 @@ int main(void)
 		cmocka_unit_test(test_fails_at_once),
 		cmocka_unit_test(test_concurrency),
 		cmocka_unit_test(test_one_of_each_host),
+		cmocka_unit_test(test_next_of_host_goes),
 		cmocka_unit_test(test_silent_hosts_delay_no_others),
 		cmocka_unit_test(test_minor_ones_leave_places),
 		cmocka_unit_test(test_now),

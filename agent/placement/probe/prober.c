@@ -121,20 +121,22 @@ static void host_unref(struct prober *p, struct host *h)
 	free(h);
 }
 
-/* Its probe has ended: the next watch of the host's queue may begin. */
+/* The first watch of the host's queue may begin. */
+static void next_of(struct host *h)
+{
+	struct watch *next = dray_list_pop(&h->queue, struct watch, queue);
+
+	if (next)
+		plan(next);
+}
+
+/* Its probe has ended. */
 static void release(struct watch *w)
 {
-	struct prober *p = w->p;
-	struct host *h = w->host;
-	struct watch *next = dray_list_first(&h->queue, struct watch, queue);
-
-	h->busy = false;
-	p->totals.in_flight--;
-	p->minor_in_flight -= w->minor;
-	if (!next)
-		return;
-	dray_list_del(&next->queue);
-	plan(next);
+	w->host->busy = false;
+	w->p->totals.in_flight--;
+	w->p->minor_in_flight -= w->minor;
+	next_of(w->host);
 }
 
 /* Minor probes have half of the places, and one if there is only one. */
@@ -279,6 +281,9 @@ struct watch *watch_free(struct watch *w)
 	if (w->fsm.in_flight) {
 		probe_cancel(w->probe);
 		release(w);
+	} else if (!w->host->busy) {
+		/* it may have been the next of its host */
+		next_of(w->host);
 	}
 	host_unref(p, w->host);
 	p->totals.watches--;
