@@ -380,6 +380,35 @@ static void test_minor_ones_leave_places(void **state)
 	lab_stop(&l);
 }
 
+/* Of one host, those that are not minor go first. */
+static void test_minor_ones_of_a_host_wait(void **state)
+{
+	struct owner *o;
+	struct lab l;
+
+	lab_start(&l);
+	l.cfg.probe.timeout = 600000 * MS;
+	for (unsigned i = 0; i < 6; i++) {
+		watch(&l, i, "mooncake", l.v.where);
+		watch_set_minor(l.owners[i].w, true);
+	}
+	until(&l, l.v.open == 1);
+	/* one is in flight, and the others are in the queue */
+	watch_set_minor(l.owners[5].w, false);
+	watch(&l, 6, "mooncake", l.v.where);
+	for (unsigned n = 0; n < 3; n++) {
+		o = &l.owners[(unsigned[]){ 0, 5, 6 }[n]];
+		until(&l, info(o).in_flight);
+		/* the next of the host is minor when its probe ends, and not later */
+		if (n == 1)
+			watch_set_minor(l.owners[6].w, true);
+		o->w = watch_free(o->w);
+		if (n == 1)
+			watch_set_minor(l.owners[6].w, false);
+	}
+	lab_stop(&l);
+}
+
 /* --- when ----------------------------------------------------------------------------------------- */
 
 static void test_now(void **state)
@@ -505,6 +534,7 @@ int main(void)
 		cmocka_unit_test(test_next_of_host_goes),
 		cmocka_unit_test(test_silent_hosts_delay_no_others),
 		cmocka_unit_test(test_minor_ones_leave_places),
+		cmocka_unit_test(test_minor_ones_of_a_host_wait),
 		cmocka_unit_test(test_now),
 		cmocka_unit_test(test_after_a_pause),
 		cmocka_unit_test(test_free_in_callbacks),

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A watch is in one of three places: in the heap of due times of its class, in the queue of its host, or in flight. A watch that is
- * due while another probe of its host and port is in flight waits in that host's queue. Then it returns to the heap with
- * the time that it had, so the longest overdue one still goes first.
+ * A watch is in one of three places: in the heap of due times of its class, in the queue of its host and class, or in
+ * flight. A watch that is due while another probe of its host and port is in flight waits in that host's queue. Then it
+ * returns to the heap with the time that it had, so the longest overdue one still goes first. A host whose queues are not
+ * empty has a probe in flight or a watch in a heap, and one that is not minor if such a watch is in its queue.
  */
 #include "agent/placement/probe/prober.h"
 
@@ -35,7 +36,7 @@ struct host_key {
 struct host {
 	struct dray_map_node node;
 	struct host_key key;
-	struct dray_list queue;
+	struct dray_list queue, queue_minor;
 	unsigned watches;
 	bool busy;
 };
@@ -43,7 +44,7 @@ struct host {
 struct watch {
 	struct prober *p;
 	struct dray_list link;  /* in p->watches */
-	struct dray_list queue; /* in host->queue */
+	struct dray_list queue; /* in a queue of the host */
 	struct host *host;
 	struct probe_target target;
 	void *owner;
@@ -109,6 +110,7 @@ static struct host *host_ref(struct prober *p, const struct probe_target *t)
 	h->key = key;
 	h->watches = 1;
 	dray_list_init(&h->queue);
+	dray_list_init(&h->queue_minor);
 	dray_map_add(&p->hosts, &h->node, &h->key, n);
 	return h;
 }
@@ -121,11 +123,19 @@ static void host_unref(struct prober *p, struct host *h)
 	free(h);
 }
 
-/* The first watch of the host's queue may begin. */
+/* Hints may name any number of minor watches of a host, for which the others do not wait. */
+static void enqueue(struct watch *w)
+{
+	dray_list_move(w->minor ? &w->host->queue_minor : &w->host->queue, &w->queue);
+}
+
+/* The first watch of the host's queues may begin. */
 static void next_of(struct host *h)
 {
 	struct watch *next = dray_list_pop(&h->queue, struct watch, queue);
 
+	if (!next)
+		next = dray_list_pop(&h->queue_minor, struct watch, queue);
 	if (next)
 		plan(next);
 }
@@ -238,7 +248,7 @@ static void run(struct prober *p)
 
 		dray_heap_del(heap_of(w), &w->due);
 		if (w->host->busy) {
-			dray_list_add(&w->host->queue, &w->queue);
+			enqueue(w);
 			continue;
 		}
 		left--;
@@ -333,6 +343,11 @@ void watch_set_minor(struct watch *w, bool minor)
 	w->minor = minor;
 	if (due)
 		plan(w);
+	if (!dray_list_empty(&w->queue))
+		enqueue(w);
+	/* the next of the host is another one now */
+	if (!w->host->busy)
+		next_of(w->host);
 	arm(w->p);
 }
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Probes many targets repeatedly: at most probe.concurrency at a time, and one at a time for each host and port; the
- * longest overdue one first. Minor watches have at most half of the places, and begin after others that are due. Control thread only; nothing blocks; nothing is logged.
+ * longest overdue one first. Minor watches have at most half of the places, and begin after others that are due, also of
+ * their own host. Control thread only; nothing blocks; nothing is logged.
  *
  * Probes of ready segments are due at ticks, a 64th of the interval or 250 ms, so that many of them share a wake-up. If
  * the event loop did not run for long, overdue probes of ready segments are spread over the next interval.
