@@ -397,24 +397,56 @@ static int full_listener(struct dray_addr *addr, int clients[static 2])
 	return fd;
 }
 
+/* Until the first one is probed. */
+static void give_dead_hints(struct agent *a, const struct dray_addr *addr)
+{
+	struct segments_totals totals;
+	char name[32];
+
+	for (unsigned i = 1; i <= 8; i++) {
+		snprintf(name, sizeof(name), "127.0.1.%u:%u", i, dray_addr_port(addr));
+		give_hint(a, name, name);
+	}
+	assert_true(server_until(a->event, LIMIT_MS,
+				 (segments_totals(a->segments, &totals), totals.probes_in_flight)));
+}
+
 /* Hints that name what does not answer leave places for probes of other segments. */
 static void test_dead_hints_delay_no_listener(void **state)
 {
-	struct segments_totals totals;
 	struct dray_addr addr;
 	int clients[2], fd = full_listener(&addr, clients);
 	struct agent a;
-	char name[32];
 
 	agent_open(&a, &(struct content){ .preferred = "" });
 	a.cfg.probe.concurrency = 2;
-	for (unsigned i = 1; i <= 8; i++) {
-		snprintf(name, sizeof(name), "127.0.1.%u:%u", i, dray_addr_port(&addr));
-		give_hint(&a, name, name);
-	}
-	assert_true(server_until(a.event, LIMIT_MS,
-				 (segments_totals(a.segments, &totals), totals.probes_in_flight)));
+	give_dead_hints(&a, &addr);
 	agent_finds_listener(&a);
+	assert_true(server_until(a.event, LIMIT_MS, a.seen == DMSG_SEGMENT_STATE_READY));
+	agent_close(&a);
+	close(clients[0]);
+	close(clients[1]);
+	close(fd);
+}
+
+/* The segment that an administrator's hint makes the preferred one of the node is no less important than others. */
+static void test_dead_hints_delay_no_preferred(void **state)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+	struct dray_addr addr;
+	int clients[2], fd = full_listener(&addr, clients);
+	struct agent a;
+
+	agent_open(&a, &(struct content){ .preferred = "" });
+	a.cfg.probe.concurrency = 2;
+	give_dead_hints(&a, &addr);
+	assert_int_equal(hints_put(a.hints,
+				   &(struct hint_put){ .scope = "",
+						       .segment = owner.where,
+						       .source = DMSG_HINT_SOURCE_EXPLICIT },
+				   &err),
+			 0);
+	segments_hint_changed(a.segments, owner.where, true);
 	assert_true(server_until(a.event, LIMIT_MS, a.seen == DMSG_SEGMENT_STATE_READY));
 	agent_close(&a);
 	close(clients[0]);
@@ -457,6 +489,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_hints_leave_room, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_hint_names_no_listener, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_dead_hints_delay_no_listener, set_up,
+						tear_down),
+		cmocka_unit_test_setup_teardown(test_dead_hints_delay_no_preferred, set_up,
 						tear_down),
 		cmocka_unit_test_setup_teardown(test_hints_for_other_scopes_cost_nothing, set_up,
 						tear_down),

@@ -13,13 +13,16 @@ static bool is_wanted(const struct segment *s)
 	       s->was_peer || !strcmp(s->name, s->ss->remembered);
 }
 
-/* It is probed only because a hint names it, or did. One client may give thousands of hints. */
+/*
+ * Nothing but hints has it probed, or no source mentions it any more: others go first, because one client may give
+ * thousands of hints.
+ */
 static bool is_minor(const struct segment *s)
 {
 	bool own = s->local && (s->sources & ~(unsigned)SEGMENT_HINT);
 
 	return !own && !s->named_preferred && !s->was_peer &&
-	       strcmp(s->name, s->ss->remembered) != 0 &&
+	       strcmp(s->name, s->ss->remembered) != 0 && strcmp(s->name, s->ss->preferred) != 0 &&
 	       !(s->sources & (SEGMENT_CONFIG | SEGMENT_LISTENER | SEGMENT_PEER));
 }
 

@@ -368,6 +368,15 @@ static void remember(struct segments *ss, const struct preferred *p)
 			    err.msg);
 }
 
+/* How urgent its probe is depends on whether it is preferred. */
+static void recheck_named(struct segments *ss, const char *name)
+{
+	struct segment *s = segment_find(ss, name);
+
+	if (s)
+		segment_recheck(s);
+}
+
 static void decide(struct segments *ss)
 {
 	char old[SEGMENT_NAME_BYTES];
@@ -386,6 +395,8 @@ static void decide(struct segments *ss)
 	remember(ss, &p);
 	known = *p.name && segments_find(ss, ss->preferred, &info);
 	ss->deps.up->preferred(ss->deps.arg, old, ss->preferred, known ? &info : NULL, p.reason);
+	recheck_named(ss, old);
+	recheck_named(ss, ss->preferred);
 }
 
 void segments_remember(struct segments *ss)
