@@ -92,7 +92,7 @@ struct agent {
  * connections.
  */
 static struct server owner;
-static char port[16], automatic[] = "auto", no_agent[] = "", tenant[] = "default";
+static char port[32], automatic[] = "auto", no_agent[] = "", tenant[] = "default";
 static char *ports[] = { port };
 
 static void on_changed(void *arg, const struct segment_info *s, enum dmsg_segment_state old)
@@ -478,6 +478,49 @@ static void test_hint_names_no_listener(void **state)
 	server_deinit(&wild);
 }
 
+static void until_state(struct agent *a, const char *name, enum dmsg_segment_state state)
+{
+	struct segment_info info;
+
+	assert_true(server_until(a->event, LIMIT_MS,
+				 (assert_true(segments_find(a->segments, name, &info)),
+				  info.state == state)));
+}
+
+/* What a hint names is probed as its listener is, and at once when that closes or opens. */
+static void test_hint_follows_its_listener(void **state)
+{
+	static const char name[] = "127.0.0.10:1";
+	struct segment_info info;
+	struct server wild;
+	struct agent a;
+	char target[64];
+
+	server_init(&wild, owner.event, "0.0.0.0:0");
+	snprintf(port, sizeof(port), "%u:1", ntohs(wild.addr.in.sin_port));
+	agent_open(&a, &(struct content){ .preferred = "" });
+	a.cfg.probe.interval = a.cfg.probe.backoff_max = 3600 * DRAY_NS_PER_SEC;
+	a.cfg.probe.backoff_min = a.cfg.probe.backoff_max;
+	a.cfg.probe.rise = a.cfg.probe.fall = 1;
+	give_hint(&a, "model", name);
+	agent_finds(&a, &wild, ND_MATCH_WILDCARD);
+	until_state(&a, name, DMSG_SEGMENT_STATE_READY);
+	server_shut(&wild);
+	segments_listeners_changed(a.segments, &(struct nd_listeners){ .n = 0 });
+	until_state(&a, name, DMSG_SEGMENT_STATE_LOST);
+	server_open(&wild);
+	agent_finds(&a, &wild, ND_MATCH_WILDCARD);
+	until_state(&a, name, DMSG_SEGMENT_STATE_READY);
+	snprintf(port, sizeof(port), "%u:1 mooncake", ntohs(wild.addr.in.sin_port));
+	segments_reload(a.segments);
+	assert_true(segments_find(a.segments, name, &info));
+	assert_string_equal(info.sources, "hint");
+	snprintf(target, sizeof(target), "mooncake://127.0.0.1:%u", ntohs(wild.addr.in.sin_port));
+	assert_string_equal(info.target, target);
+	agent_close(&a);
+	server_deinit(&wild);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -488,6 +531,7 @@ int main(void)
 						tear_down),
 		cmocka_unit_test_setup_teardown(test_hints_leave_room, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_hint_names_no_listener, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_hint_follows_its_listener, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_dead_hints_delay_no_listener, set_up,
 						tear_down),
 		cmocka_unit_test_setup_teardown(test_dead_hints_delay_no_preferred, set_up,

@@ -57,6 +57,8 @@ struct segment {
 	char *te_endpoint; /* address of its transfer engine, from a master */
 	uint64_t listener_round, list_round,
 		known_round; /* the last round in which that source mentioned it */
+	/* the last round in which a listener said only how it is probed; 0: none does any more */
+	uint64_t probe_round;
 	uint64_t misnamed_round; /* the last round in which its listener turned out to have another name */
 	uint32_t listed_by;  /* masters, a bit each */
 	uint32_t ok_by;      /* of these, the masters that report it as OK */

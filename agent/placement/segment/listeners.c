@@ -75,14 +75,24 @@ static void listener_assign(struct segment *s, const struct nd_listener *l,
 static void listener_probe(struct segment *s, const struct nd_listener *l,
 			   const struct port_rule *rule)
 {
+	struct segments *ss = s->ss;
 	char place[SEGMENT_NAME_BYTES];
 	struct probe_target target;
+	bool news = !s->probe_round;
 
-	listener_address(l, l->port, place, sizeof(place));
-	if (s->listener || probe_target_of(place, rule->kind, &target, NULL) < 0)
+	if ((s->sources & SEGMENT_LISTENER) || s->probe_round == ss->round)
 		return;
-	segment_target(&s->listener, &target);
-	segment_recheck(s);
+	listener_address(l, l->port, place, sizeof(place));
+	if (probe_target_of(place, rule->kind, &target, NULL) < 0)
+		return;
+	s->probe_round = ss->round;
+	if (!s->listener || !probe_target_equal(s->listener, &target)) {
+		segment_target(&s->listener, &target);
+		segment_recheck(s);
+	}
+	/* it has just opened */
+	if (news && s->watch && s->state != DMSG_SEGMENT_STATE_READY)
+		watch_now(s->watch);
 }
 
 /* Can a connection to that address reach the listener? */
@@ -186,6 +196,7 @@ static void listener_leave(struct segment *s)
 {
 	struct segments *ss = s->ss;
 	bool was = s->sources & SEGMENT_LISTENER;
+	bool probed = s->probe_round && s->probe_round != ss->round;
 
 	if (s->misnamed_round == ss->round && !(s->sources & ~(unsigned)SEGMENT_LISTENER)) {
 		log_info(AREA, "%s is forgotten: its listener has another name now", s->name);
@@ -202,10 +213,11 @@ static void listener_leave(struct segment *s)
 		segment_target(&s->listener, NULL);
 		segment_recheck(s);
 	}
-	if (!was)
-		return;
-	segments_decide_soon(ss);
-	if (s->watch)
+	if (probed)
+		s->probe_round = 0;
+	if (was)
+		segments_decide_soon(ss);
+	if ((was || probed) && s->watch)
 		watch_now(s->watch);
 }
 
