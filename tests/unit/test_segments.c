@@ -3,7 +3,7 @@
  * The preferred segment of a node survives the agent, whichever change of the database the agent is
  * killed at.
  */
-#include "agent/placement/segment/segments.h"
+#include "agent/placement/segment/internal.h"
 
 #include <netinet/in.h>
 #include <stdio.h>
@@ -334,6 +334,29 @@ static void test_hints_leave_room(void **state)
 	agent_close(&a);
 }
 
+/* A hint that found no room is remembered until there is some. */
+static void test_hints_wait_for_room(void **state)
+{
+	struct segment_info info;
+	struct agent a;
+	char name[32];
+
+	agent_open(&a, &(struct content){ .preferred = "" });
+	for (unsigned i = 0; i < 33; i++) {
+		snprintf(name, sizeof(name), "192.0.2.%u:1", i);
+		give_hint(&a, name, name);
+	}
+	assert_false(segments_find(a.segments, name, &info));
+	a.cfg.segment.expiry = 0;
+	assert_int_equal(hints_forget(a.hints, "192.0.2.7:1", NULL, false), 1);
+	segments_hint_changed(a.segments, "192.0.2.7:1", false);
+	assert_true(sd_event_source_set_time(a.segments->sweep, 0) >= 0);
+	assert_true(server_until(a.event, LIMIT_MS, segments_find(a.segments, name, &info)));
+	assert_string_equal(info.sources, "hint");
+	assert_false(segments_find(a.segments, "192.0.2.7:1", &info));
+	agent_close(&a);
+}
+
 /* However many segments hints name, the choice examines those that can be chosen. */
 static void test_hints_for_other_scopes_cost_nothing(void **state)
 {
@@ -530,6 +553,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_hint_chooses_for_its_owner_only, set_up,
 						tear_down),
 		cmocka_unit_test_setup_teardown(test_hints_leave_room, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_hints_wait_for_room, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_hint_names_no_listener, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_hint_follows_its_listener, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_dead_hints_delay_no_listener, set_up,

@@ -135,6 +135,7 @@ struct segments {
 	bool located;        /* the addresses of this node are known */
 	bool left_out;       /* limits.segments is reached, and that was logged */
 	bool hints_left_out; /* the share of hints is used up, and that was logged */
+	bool hints_wait;     /* segments that hints name were left out */
 	bool renamed;        /* a listener may have another name now */
 	int64_t saved_ns;    /* when the rows of ready segments were last written */
 	/* the addresses of this node that others should use, for each family; "" none */
@@ -151,7 +152,7 @@ struct segment *segment_find(const struct segments *ss, const char *name);
  */
 struct segment *segment_ensure(struct segments *ss, const char *name, enum segment_source source);
 void segment_remove(struct segment *s);
-/* Hints may name another segment that no other source mentions. */
+/* Another segment that no other source mentions may be known because a hint names it. */
 bool hints_have_room(const struct segments *ss);
 /* After a change of its sources: counts it for hints, or not any more. */
 void segment_count(struct segment *s);
@@ -204,6 +205,8 @@ void segments_save_remembered(const struct segments *ss);
 
 /* Applies the segments that the configuration names. 0 or -ENOMEM. */
 int segments_configure(struct segments *ss);
+/* Names segments of hints that were left out again, as far as there is room now. */
+void segments_hints_again(struct segments *ss);
 /* The source mentions the segment, or does so no longer. */
 void segment_mention(struct segment *s, enum segment_source source, bool on);
 

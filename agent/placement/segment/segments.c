@@ -40,6 +40,7 @@ static void expire(struct segments *ss)
 	}
 	if (ss->n < (size_t)ss->deps.cfg->limits.segments)
 		ss->left_out = false;
+	segments_hints_again(ss);
 	if (hints_have_room(ss))
 		ss->hints_left_out = false;
 }

@@ -115,8 +115,29 @@ void segments_hint_changed(struct segments *ss, const char *segment, bool named)
 	struct segment *s = named ? segment_ensure(ss, segment, SEGMENT_HINT) :
 				    segment_find(ss, segment);
 
+	ss->hints_wait |= named && !s;
 	if (!s)
 		return;
 	segment_mention(s, SEGMENT_HINT, named);
 	segment_recheck(s);
+}
+
+static void name_again(void *arg, const struct hint *h)
+{
+	struct segments *ss = arg;
+
+	if (!hint_is_given(h->source) || segment_find(ss, h->segment))
+		return;
+	if (hints_have_room(ss))
+		segments_hint_changed(ss, h->segment, true);
+	else
+		ss->hints_wait = true;
+}
+
+void segments_hints_again(struct segments *ss)
+{
+	if (!ss->hints_wait || !hints_have_room(ss))
+		return;
+	ss->hints_wait = false;
+	hints_each(ss->deps.hints, name_again, ss);
 }

@@ -89,12 +89,13 @@ static bool is_full(const struct segments *ss)
 /* One client may give thousands of hints, so a share is left to the other sources. */
 bool hints_have_room(const struct segments *ss)
 {
-	return ss->n_of_hints <
-	       budget_share((uint64_t)ss->deps.cfg->limits.segments, ss->n - ss->n_of_hints, 0);
+	return !is_full(ss) &&
+	       ss->n_of_hints < budget_share((uint64_t)ss->deps.cfg->limits.segments,
+					     ss->n - ss->n_of_hints, 0);
 }
 
 /* Another segment of this source may be known. Logs once if not. */
-static bool is_taken(struct segments *ss, enum segment_source source)
+static bool has_room_for(struct segments *ss, enum segment_source source)
 {
 	long long max = ss->deps.cfg->limits.segments;
 	bool hint = source == SEGMENT_HINT;
@@ -127,7 +128,7 @@ struct segment *segment_ensure(struct segments *ss, const char *name, enum segme
 
 	if (s)
 		return s;
-	if (!needed && !is_taken(ss, source))
+	if (!needed && !has_room_for(ss, source))
 		return NULL;
 	/* segments of this node may exceed the limit if no other can make room */
 	if (needed && is_full(ss))
