@@ -325,7 +325,7 @@ def test_data_that_is_left_when_its_client_ends(agent, how):
 
 
 CLOSED = """
-import sys, threading
+import sys, threading, time
 import dray
 from dray import store
 user = dray.Client(sys.argv[1])
@@ -338,7 +338,10 @@ def closing(client, result):
     thread.join()
     return view(client, result)
 store._view = closing
-data = user.store().read([b"a"])[0].data
+pending = user.store().read([b"a"], wait=False)
+while not pending.done():  # close() awaits a thread that waits
+    time.sleep(0.001)
+data = pending.result()[0].data
 try:
     data[0]
 except ValueError:
