@@ -311,6 +311,12 @@ static void test_put_off(void **state)
 	r.now = r.f.next_ns + 100 * SEC;
 	probe_fsm_postpone(&r.f, &cfg, r.now);
 	assert_true(r.f.next_ns >= r.now && r.f.next_ns < r.now + cfg.probe.interval);
+	/* one that is due at once is not postponed */
+	next = r.now;
+	probe_fsm_hurry(&r.f, r.now);
+	r.now += 100 * SEC;
+	probe_fsm_postpone(&r.f, &cfg, r.now);
+	assert_int_equal(r.f.next_ns, next);
 	/* a probe that must confirm a failure is not postponed */
 	probe(&r, false);
 	next = r.f.next_ns;

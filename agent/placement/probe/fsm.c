@@ -106,9 +106,8 @@ enum dmsg_segment_state probe_fsm_end(struct probe_fsm *f, const struct dray_con
 
 void probe_fsm_hurry(struct probe_fsm *f, int64_t now)
 {
-	if (f->in_flight)
-		f->again = true;
-	else
+	f->again = true;
+	if (!f->in_flight)
 		f->next_ns = dray_min(f->next_ns, now);
 }
 
@@ -124,7 +123,8 @@ void probe_fsm_reconfigured(struct probe_fsm *f, const struct dray_config *cfg, 
 
 void probe_fsm_postpone(struct probe_fsm *f, const struct dray_config *cfg, int64_t now)
 {
-	if (f->in_flight || f->next_ns > now || f->failures || f->state != DMSG_SEGMENT_STATE_READY)
+	if (f->in_flight || f->again || f->next_ns > now || f->failures ||
+	    f->state != DMSG_SEGMENT_STATE_READY)
 		return;
 	f->next_ns = now + any_part(cfg->probe.interval);
 }

@@ -26,7 +26,8 @@
 struct probe_fsm {
 	enum dmsg_segment_state state;
 	bool in_flight;
-	bool again; /* probe_fsm_hurry() during the probe: if it fails, the next one is due at once */
+	/* probe_fsm_hurry() since the last probe began: the next one is not postponed, and due at once if the one in flight fails */
+	bool again;
 	bool verified;                 /* a probe has confirmed the state */
 	int64_t since_ns;              /* last change of state */
 	int64_t next_ns;               /* the next probe is due; INT64_MAX while one is in flight */
@@ -57,5 +58,5 @@ void probe_fsm_hurry(struct probe_fsm *f, int64_t now);
 /* The configuration has changed: the next probe is due no later than it says. */
 void probe_fsm_reconfigured(struct probe_fsm *f, const struct dray_config *cfg, int64_t now);
 
-/* The event loop did not run. An overdue probe of a READY segment is due within the next interval. */
+/* The event loop did not run. An overdue probe of a READY segment is due within the next interval, unless probe_fsm_hurry() asked for it. */
 void probe_fsm_postpone(struct probe_fsm *f, const struct dray_config *cfg, int64_t now);

@@ -80,12 +80,15 @@ static void listener_probe(struct segment *s, const struct nd_listener *l,
 	struct probe_target target;
 	bool news = !s->probe_round;
 
-	if ((s->sources & SEGMENT_LISTENER) || s->probe_round == ss->round)
+	if (s->probe_round == ss->round)
 		return;
 	listener_address(l, l->port, place, sizeof(place));
 	if (probe_target_of(place, rule->kind, &target, NULL) < 0)
 		return;
 	s->probe_round = ss->round;
+	/* listener_assign() or listener_leave() decides about it in this round */
+	if (s->sources & SEGMENT_LISTENER)
+		return;
 	if (!s->listener || !probe_target_equal(s->listener, &target)) {
 		segment_target(&s->listener, &target);
 		segment_recheck(s);
@@ -205,8 +208,10 @@ static void listener_leave(struct segment *s)
 		segments_decide_soon(ss);
 		return;
 	}
-	if (was)
+	if (was) {
 		segment_mention(s, SEGMENT_LISTENER, false);
+		segment_recheck(s);
+	}
 	/* the rule of segment.ports that made it a segment is gone */
 	if (s->listener && !any_rule_has(ss, s->listener->port)) {
 		segment_target(&s->restored, s->listener);
