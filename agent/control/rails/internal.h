@@ -63,6 +63,7 @@ struct device {
 	uint32_t key_sets;      /* that name its memory regions */
 	bool open;              /* its objects may be used */
 	bool closing, close_begun;
+	bool withdrawn;     /* regions have been published without its keys */
 	_Atomic bool hurry; /* long jobs end early */
 	struct dray_job job;
 };

@@ -92,6 +92,22 @@ static unsigned verbs_access(const struct registration *g)
 	return a;
 }
 
+/* A client writes the pages of a pool after the pool was added, so its registration may come too early. */
+static bool may_come_too_early(const struct mrs *m)
+{
+	return m->error == -EFAULT && m->registration->access & DMSG_ACCESS_WRITE &&
+	       m->fails + 1 < ATTEMPTS_MAX;
+}
+
+/* What cannot be deregistered stays in m->v until the end. */
+static void make_undo(struct mrs *m)
+{
+	const struct verbs *v = m->registration->rails->verbs;
+
+	while (m->n_made && v->dereg_mr(m->v[m->n_made - 1]) == 0)
+		m->n_made--;
+}
+
 static void make_run(struct dray_job *j)
 {
 	struct mrs *m = dray_container_of(j, struct mrs, job);
@@ -114,8 +130,12 @@ static void make_run(struct dray_job *j)
 						    &m->v[m->n_made]);
 	}
 	m->error = r;
-	if (r < 0)
-		explain(g, d, r, m->why);
+	if (r == 0)
+		return;
+	explain(g, d, r, m->why);
+	/* the first parts are of no use without the others, and count against the limit of locked memory */
+	if (!may_come_too_early(m))
+		make_undo(m);
 }
 
 /* What is not deregistered stays in m->v. */
@@ -188,14 +208,13 @@ static void mrs_drop(struct mrs *m)
 	device_job(m->device, r->registrar, &m->job, drop_run, drop_done);
 }
 
-/* A client writes the pages of a pool after the pool was added, so its registration may come too early. */
 static bool attempt_again(struct mrs *m)
 {
 	struct rails *r = m->registration->rails;
 
-	if (m->error != -EFAULT || !(m->registration->access & DMSG_ACCESS_WRITE) ||
-	    ++m->fails >= ATTEMPTS_MAX)
+	if (!may_come_too_early(m))
 		return false;
+	m->fails++;
 	m->retry_ns =
 		rails_now(r) + backoff_pause(m->fails, ATTEMPT_PAUSE_NS, ATTEMPT_PAUSE_MAX_NS);
 	r->register_again_ns = dray_min(r->register_again_ns, m->retry_ns);
@@ -298,8 +317,11 @@ void registrations_device_down(struct device *d)
 {
 	struct rails *r = d->rails;
 
-	if (d->key_sets)
+	/* once: no set is made any more with keys of a device that is being closed */
+	if (d->key_sets && !d->withdrawn) {
+		d->withdrawn = true;
 		rail_regions_publish(r, NULL);
+	}
 	/* work requests of a stuck queue pair keep their keys until the device is closed */
 	if (d->qps || (d->key_sets && dray_list_empty(&d->stuck)))
 		return;
