@@ -59,7 +59,7 @@ struct lab {
 	peer_reply_fn rekey_fn;
 	void *rekey_arg;
 	peer_reply_fn close_fn;
-	void *close_arg;
+	void *close_arg, *close_args[16];
 	unsigned closes, replies, refusals, close_replies;
 	struct pmsg_window window; /* from the last message, without its rails */
 	unsigned windows, window_rails;
@@ -82,6 +82,7 @@ struct lab {
 
 /* Behaviour of the verbs; the test writes it between jobs. */
 static struct {
+	_Atomic unsigned reg_ok; /* registrations before reg_error counts */
 	_Atomic int open_error, reg_error, dereg_error, create_error, modify_error;
 	_Atomic int max_cqe; /* 0: no limit */
 	_Atomic unsigned least_depth;
@@ -196,7 +197,7 @@ static inline int v_reg_mr(struct ibv_pd *pd, void *p, int fd, uint64_t offset, 
 		dev.last_offset = offset;
 	}
 	/* registration of the device's own flush word always succeeds */
-	if (dev.reg_error && bytes != FLUSH_BYTES)
+	if (dev.reg_error && dev.registered >= dev.reg_ok && bytes != FLUSH_BYTES)
 		return dev.reg_error;
 	MAKE(struct ibv_mr, pd->context, mrs)
 	(*ret)->lkey = ++dev.next_key;
@@ -432,7 +433,7 @@ int peers_request(struct peers *p, dray_handle peer, uint16_t type, const union 
 	case PMSG_QP_CLOSE:
 		lab->close_fn = fn;
 		lab->close_arg = arg;
-		lab->closes++;
+		lab->close_args[lab->closes++ % DRAY_ARRAY_SIZE(lab->close_args)] = arg;
 		return 0;
 	default:
 		assert_int_equal(type, PMSG_STAGE);
@@ -711,6 +712,17 @@ static inline uint64_t metric(enum dray_metric m)
 
 #define IS(device, text) (!strcmp(state_of(device), text))
 
+/* The answers to all QP_CONNECT that have none. */
+static inline void answer_connects(uint32_t code)
+{
+	for (unsigned i = 0; i < lab->n_asked; i++) {
+		union pmsg_body m = { .qp_connect_reply = { .qpn = 9, .mtu = 4096, .reads = 16 } };
+
+		lab->asked_fn[i](lab->asked_arg[i], code, &m);
+	}
+	lab->n_asked = 0;
+}
+
 /* Ends everything and checks that nothing of the devices is left. */
 static inline int teardown(void **state)
 {
@@ -718,6 +730,7 @@ static inline int teardown(void **state)
 
 	(void)state;
 	if (lab->rails) {
+		answer_connects(DRAY_E_PEER_LOST);
 		see(0, 0, 0);
 		for (int n = 0; dev.contexts && n < 2000; n++) {
 			let_go(&said);
@@ -788,6 +801,7 @@ static inline void meet(unsigned ports)
 static inline void part(void)
 {
 	rails_peer_down(lab->rails, PEER);
+	answer_connects(DRAY_E_PEER_LOST);
 	for (unsigned i = 0, n = lab->n_told; i < n; i++)
 		if (lab->told[i].type == RDMA_QP_UP)
 			say(RDMA_QP_LOST, lab->told[i].id, RDMA_LOSS_PEER);

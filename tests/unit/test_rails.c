@@ -267,6 +267,23 @@ static void test_revoked(void **state)
 	remove_region(v);
 }
 
+/* The parts that were registered before one failed are of no use. */
+static void test_first_parts(void **state)
+{
+	struct region_view *v = view_new(REGION(1), GIB, 10 * GIB + 5, DMSG_ACCESS_ALL);
+
+	see(1, 1, 3);
+	UNTIL(IS(0, "up"));
+	dev.reg_ok = 2;
+	dev.reg_error = -ENOMEM;
+	rails_region_add(lab->rails, v, NULL);
+	UNTIL(!strstr(text_of(v), "pending"));
+	assert_int_equal(dev.registered, 2);
+	assert_int_equal(dev.mrs, 1);
+	remove_region(v);
+	dev.reg_error = 0;
+}
+
 static void refused(int error, uint16_t access, int dmabuf, const char *text)
 {
 	struct region_view *v = view_new(REGION(1), GIB, GIB, access);
@@ -405,16 +422,6 @@ static void test_dmabuf_without_devices(void **state)
 
 /* --- queue pairs ------------------------------------------------------------------------------------------------ */
 
-static void answer_all(uint32_t code)
-{
-	for (unsigned i = 0; i < lab->n_asked; i++) {
-		union pmsg_body m = { .qp_connect_reply = { .qpn = 9, .mtu = 4096, .reads = 16 } };
-
-		lab->asked_fn[i](lab->asked_arg[i], code, &m);
-	}
-	lab->n_asked = 0;
-}
-
 static void test_connect(void **state)
 {
 	uint64_t id;
@@ -428,7 +435,7 @@ static void test_connect(void **state)
 	UNTIL(lab->n_asked == 3);
 	assert_int_equal(lab->asked[0].qpn, 17);
 	assert_int_equal(lab->asked[0].reads, 4);
-	answer_all(0);
+	answer_connects(0);
 	UNTIL(told(RDMA_QP_UP) == 3);
 	/* a queue pair is lost: it is dead when both ends are. Its successor may come before that. */
 	id = last(RDMA_QP_UP)->id;
@@ -441,9 +448,26 @@ static void test_connect(void **state)
 	UNTIL(told(RDMA_QP_DEAD) == 1);
 	assert_int_equal(last(RDMA_QP_DEAD)->id, id);
 	UNTIL(lab->n_asked == 1);
-	answer_all(0);
+	answer_connects(0);
 	UNTIL(told(RDMA_QP_UP) == 4);
 	assert_int_equal(told(RDMA_UNREACHABLE), 0);
+	part();
+}
+
+/* Its path goes before the peer has answered, and the peer answers QP_CLOSE first. */
+static void test_close_before_connect(void **state)
+{
+	see(1, 1, 3);
+	UNTIL(IS(0, "up"));
+	meet(1);
+	say(RDMA_WANTED, 0, 0);
+	UNTIL(lab->n_asked == 3);
+	rails_peer_ports(lab->rails, PEER, &(struct dray_vec){ NULL, 0 });
+	UNTIL(lab->closes == 3);
+	for (unsigned i = 0; i < 3; i++)
+		lab->close_fn(lab->close_args[i], 0, NULL);
+	UNTIL(dev.qps == 0);
+	answer_connects(DRAY_E_TIMEOUT);
 	part();
 }
 
@@ -458,7 +482,7 @@ static void test_connect_fails(void **state)
 	/* attempts continue, and the failure is reported once */
 	dev.create_error = 0;
 	UNTIL(lab->n_asked == 3);
-	answer_all(DRAY_E_QUOTA);
+	answer_connects(DRAY_E_QUOTA);
 	UNTIL(lab->closes == 3);
 	part();
 }
@@ -473,7 +497,7 @@ static void test_completion_queue_short(void **state)
 	say(RDMA_WANTED, 0, 0);
 	UNTIL(lab->n_asked == 3);
 	assert_int_equal(dev.least_depth, 100);
-	answer_all(0);
+	answer_connects(0);
 	UNTIL(told(RDMA_QP_UP) == 3);
 	part();
 }
@@ -495,7 +519,7 @@ static void test_completion_queue_full(void **state)
 	/* only bulk uses another transport */
 	UNTIL(told(RDMA_UNREACHABLE) == 1);
 	assert_int_equal(last(RDMA_UNREACHABLE)->id, DMSG_CLASS_BULK);
-	answer_all(0);
+	answer_connects(0);
 	UNTIL(told(RDMA_QP_UP) == 1);
 	part();
 }
@@ -508,7 +532,7 @@ static void test_modify_fails(void **state)
 	dev.modify_error = -ETIMEDOUT;
 	say(RDMA_WANTED, 0, 0);
 	UNTIL(lab->n_asked == 3);
-	answer_all(0);
+	answer_connects(0);
 	UNTIL(lab->closes == 3);
 	assert_int_equal(told(RDMA_QP_UP), 0);
 	dev.modify_error = 0;
@@ -522,7 +546,7 @@ static void test_rail_lost(void **state)
 	meet(2);
 	say(RDMA_WANTED, 0, 0);
 	UNTIL(lab->n_asked == 6);
-	answer_all(0);
+	answer_connects(0);
 	UNTIL(told(RDMA_QP_UP) == 6);
 	see(2, 1, 3);
 	assert_int_equal(told(RDMA_QP_LOSE), 3);
@@ -603,6 +627,37 @@ static void test_serve(void **state)
 	assert_int_equal(lab->told_quiet, 1);
 }
 
+/* Regions are published once without the keys of a device that goes, however many queue pairs it has. */
+static void test_keys_of_a_device_that_goes(void **state)
+{
+	enum { N = 12 };
+	struct region_view *v = view_new(REGION(1), GIB, GIB, DMSG_ACCESS_ALL);
+	struct pmsg_qp_connect m = {
+		.qp = 4, .to_rail = 1, .qpn = 5, .mtu = 1024, .reads = 1, .gid = { 1 }
+	};
+	struct rail_keys *held;
+	unsigned before, said;
+
+	see(2, 2, 3);
+	UNTIL(IS(0, "up") && IS(1, "up"));
+	rails_region_add(lab->rails, v, NULL);
+	UNTIL(lab->keys && lab->keys->rails == 3);
+	held = rail_keys_ref(lab->keys);
+	meet(2);
+	for (unsigned i = 0; i < N; i++, m.qp++)
+		rails_peer_connect(lab->rails, PEER, 1 + i, &m);
+	UNTIL(lab->replies == N);
+	before = lab->published;
+	said = lab->n_told;
+	see(1, 1, 3);
+	UNTIL(dev.qps == 0);
+	assert_in_range(lab->published - before, 1, 3);
+	rail_keys_unref(held);
+	UNTIL((let_go(&said), dev.contexts == 1));
+	remove_region(v);
+	part();
+}
+
 /*
  * A device that does not destroy a queue pair may still answer the peer with it. The peer's grants last until the device is closed; then
  * it is opened again.
@@ -638,7 +693,7 @@ static void connect_three(void)
 	meet(1);
 	say(RDMA_WANTED, 0, 0);
 	UNTIL(lab->n_asked == 3);
-	answer_all(0);
+	answer_connects(0);
 	UNTIL(told(RDMA_QP_UP) == 3);
 }
 
@@ -712,7 +767,7 @@ static void test_end_with_all_up(void **state)
 	meet(2);
 	say(RDMA_WANTED, 0, 0);
 	UNTIL(lab->n_asked == 6);
-	answer_all(0);
+	answer_connects(0);
 	rails_peer_connect(lab->rails, PEER, 1, &m);
 	UNTIL(lab->replies == 1 && told(RDMA_QP_UP));
 	/* some of these jobs have run, and their results were not used */
@@ -735,6 +790,7 @@ int main(void)
 		TEST(open_fails_and_then_succeeds),
 		TEST(device_removed_and_added),
 		TEST(slices),
+		TEST(first_parts),
 		TEST(shared),
 		TEST(store),
 		TEST(keys_in_use),
@@ -745,6 +801,8 @@ int main(void)
 		TEST(dmabuf),
 		TEST(dmabuf_without_devices),
 		TEST(connect),
+		TEST(close_before_connect),
+		TEST(keys_of_a_device_that_goes),
 		TEST(connect_fails),
 		TEST(completion_queue_short),
 		TEST(completion_queue_full),

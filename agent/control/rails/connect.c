@@ -130,8 +130,11 @@ static void handle_connected(void *arg, uint32_t code, const union pmsg_body *re
 	const struct pmsg_qp_connect_reply *m;
 	struct qp *q = arg;
 
-	if (q->state != QP_REQUESTED)
+	q->asked = false;
+	if (q->state != QP_REQUESTED) {
+		qp_check(q);
 		return;
+	}
 	if (code) {
 		qp_failed(q, "the peer refuses a queue pair", dray_error_doc(code));
 		return;
@@ -227,6 +230,7 @@ static void create_done(struct dray_job *j)
 	q->requested = peers_request(q->peer->rails->deps.peers, q->peer->handle, PMSG_QP_CONNECT,
 				     &(union pmsg_body){ .qp_connect = m }, handle_connected,
 				     q) == 0;
+	q->asked = q->requested;
 	if (!q->requested)
 		qp_failed(q, "a queue pair cannot be requested", "the peer is not connected");
 }

@@ -161,6 +161,7 @@ struct qp {
 	unsigned slot; /* to an engine: no other one of these devices, worker and class that lives has it */
 	enum dmsg_class class;
 	bool requested; /* the peer knows it */
+	bool asked;     /* the answer to QP_CONNECT has not come: its function has the queue pair */
 	bool was_up;    /* the worker waits for QP_DEAD */
 	bool local_dead, remote_dead;
 	uint32_t cq_entries; /* least size of its completion queue */
@@ -459,6 +460,8 @@ void qp_begin(struct qp *q, struct rail *rail, uint32_t gid_index, struct dray_l
 	      void (*run)(struct dray_job *j), void (*done)(struct dray_job *j));
 /* Destroys it, after its job, and the end of the peer if that was requested. Then frees it. */
 void qp_die(struct qp *q);
+/* Frees it if nothing refers to it any more. */
+void qp_check(struct qp *q);
 /* The device's context is closed, and with it the queue pairs that could not be destroyed. */
 void qps_device_closed(struct device *d);
 /* The verbs of a queue pair, on a job's thread. qp_create() sets sges and inline_bytes. 0 or -errno. */

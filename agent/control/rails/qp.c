@@ -137,9 +137,9 @@ static void qp_free(struct qp *q)
 		connect_peer(peer);
 }
 
-static void qp_check(struct qp *q)
+void qp_check(struct qp *q)
 {
-	if (q->local_dead && q->remote_dead)
+	if (q->local_dead && q->remote_dead && !q->asked)
 		qp_free(q);
 }
 
