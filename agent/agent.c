@@ -92,12 +92,6 @@ static void raise_limit(int resource, const char *what)
 			what);
 }
 
-/*
- * Most work of the agent's threads is short and others wait for it, while engines keep the processors busy. 0.1 ms is the kernel's
- * least time slice.
- */
-#define TIME_SLICE_NS (DRAY_NS_PER_MS / 10)
-
 static void check_pidfd(void)
 {
 	int fd = process_pidfd();
@@ -128,8 +122,6 @@ int agent_start(struct agent *a, struct config *config, const struct config_args
 	dray_ballast_start();
 	raise_limit(RLIMIT_NOFILE, "open files");
 	raise_limit(RLIMIT_MEMLOCK, "pinned memory");
-	/* Before any other thread starts. A failure is ignored: it only affects speed beside busy processors. */
-	process_limit_time_slice(TIME_SLICE_NS);
 	ret = sd_event_default(&a->event);
 	if (ret < 0)
 		return dray_err_set(reterr, ret, DRAY_E_IO, "event loop: %s", dray_errno_text(ret));

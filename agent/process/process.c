@@ -35,18 +35,46 @@ struct scheduling {
 	uint64_t period;
 };
 
-int process_limit_time_slice(uint64_t ns)
+static int scheduling_get(struct scheduling *ret)
 {
-	struct scheduling s = { .size = sizeof(s) };
-
-	if (syscall(SYS_sched_getattr, 0, &s, sizeof(s), 0) < 0)
+	*ret = (struct scheduling){ .size = sizeof(*ret) };
+	if (syscall(SYS_sched_getattr, 0, ret, sizeof(*ret), 0) < 0)
 		return -errno;
-	if (s.policy != SCHED_OTHER && s.policy != SCHED_BATCH)
-		return -ENOTSUP;
+	return ret->policy != SCHED_OTHER && ret->policy != SCHED_BATCH ? -ENOTSUP : 0;
+}
+
+int process_limit_time_slice(uint64_t ns, uint64_t *ret_before)
+{
+	struct scheduling s;
+	uint64_t before;
+	int ret;
+
+	*ret_before = 0;
+	ret = scheduling_get(&s);
+	if (ret < 0)
+		return ret;
 	/* 0: a kernel that has no slices of threads */
 	if (s.runtime && s.runtime <= ns)
 		return 0;
+	before = s.runtime;
 	s.runtime = ns;
+	if (syscall(SYS_sched_setattr, 0, &s, 0) < 0)
+		return -errno;
+	*ret_before = before;
+	return 0;
+}
+
+int process_restore_time_slice(uint64_t before)
+{
+	struct scheduling s;
+	int ret;
+
+	if (!before)
+		return 0;
+	ret = scheduling_get(&s);
+	if (ret < 0)
+		return ret;
+	s.runtime = before;
 	return syscall(SYS_sched_setattr, 0, &s, 0) < 0 ? -errno : 0;
 }
 

@@ -9,11 +9,14 @@ int process_pidfd(void);
 
 /*
  * The calling thread, and threads that it starts later, have time slices of this length, at most: they run for a shorter time at
- * once, and get a processor sooner when they wake up beside threads that compute. The share of a processor stays the same, and
+ * once, and get a processor sooner when they wake up beside threads with longer ones. The share of a processor stays the same, and
  * so do the policy and the nice value. Kernels before 6.12 accept the call and change nothing. 0 or -errno; -ENOTSUP: the thread has
- * a policy without time slices.
+ * a policy without time slices. *ret_before: the length until now, for process_restore_time_slice(); 0: nothing has changed.
  */
-int process_limit_time_slice(uint64_t ns);
+int process_limit_time_slice(uint64_t ns, uint64_t *ret_before);
+
+/* The calling thread has time slices of this length again; 0: does nothing. 0 or -errno. */
+int process_restore_time_slice(uint64_t before);
 
 /* Unix time of the start in seconds, read once. 0 if /proc does not have it. */
 double process_start_time(void);

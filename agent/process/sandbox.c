@@ -94,6 +94,8 @@ static int add_with_arguments(scmp_filter_ctx ctx, bool libraries)
 		{ "prctl", { EQUAL(0, PR_SET_VMA) }, 1 },
 		{ "clone", { MASKED(0, CLONE_THREAD | CLONE_NEWUSER, CLONE_THREAD) }, 1 },
 		{ "tgkill", { EQUAL(0, getpid()) }, 1 },
+		/* the time slices of the calling thread; not of others */
+		{ "sched_setattr", { EQUAL(0, 0) }, 1 },
 		/* to find out whether a client's descriptor is a pidfd */
 		{ "pidfd_send_signal", { EQUAL(1, 0) }, 1 },
 		/* of this process, for a client */

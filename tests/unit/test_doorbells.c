@@ -6,8 +6,11 @@
 #include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "agent/data/transfer/transport.h"
+#include "agent/process/process.h"
 #include "lib/time.h"
 #include "tests/unit/cm.h"
 #include "tests/unit/ring_rig.h"
@@ -296,6 +299,38 @@ static void a_worker_sleeps_between_the_parts_of_a_payload(void **state)
 	w->core.filling = 0;
 }
 
+/* 0: a kernel without time slices of threads */
+static uint64_t time_slice(void)
+{
+	struct {
+		uint32_t size, policy;
+		uint64_t flags, nice_and_priority, runtime, deadline, period;
+	} a;
+
+	assert_int_equal(syscall(SYS_sched_getattr, 0, &a, sizeof(a), 0), 0);
+	return a.runtime;
+}
+
+/* Time slices are short from a transfer on until the worker has moved nothing for a second. */
+static void a_worker_that_moves_data_has_short_time_slices(void **state)
+{
+	struct worker *w = rig.worker;
+	uint64_t usual = 3 * DRAY_NS_PER_MS;
+
+	/* the worker of another test may have left this thread short ones */
+	assert_int_equal(process_restore_time_slice(usual), 0);
+	if (time_slice() != usual)
+		skip();
+	worker_turn(w, false);
+	assert_int_equal(time_slice(), usual);
+	ring_rig_submit(&rig, 0, 1);
+	turn_until_done(0);
+	assert_int_equal(time_slice(), DRAY_NS_PER_MS / 10);
+	w->core.moved_ns = dray_now().ns - 2 * DRAY_NS_PER_SEC;
+	worker_turn(w, false);
+	assert_int_equal(time_slice(), usual);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -317,6 +352,8 @@ int main(void)
 						teardown),
 		cmocka_unit_test_setup_teardown(an_event_while_polling_is_work, setup, teardown),
 		cmocka_unit_test_setup_teardown(a_worker_sleeps_between_the_parts_of_a_payload,
+						setup, teardown),
+		cmocka_unit_test_setup_teardown(a_worker_that_moves_data_has_short_time_slices,
 						setup, teardown),
 	};
 

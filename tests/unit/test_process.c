@@ -50,19 +50,29 @@ static void do_limit(void *arg)
 	const struct attr before = get();
 	const int nicer = dray_min(before.nice + 3, 19);
 	struct attr other, now;
+	uint64_t usual, none;
 	pthread_t thread;
 
 	CHILD_CHECK(nice(3) == nicer);
-	CHILD_CHECK(process_limit_time_slice(SLICE) == 0);
+	CHILD_CHECK(process_limit_time_slice(SLICE, &usual) == 0);
 	now = get();
 	CHILD_CHECK(now.policy == before.policy && now.nice == nicer);
 	CHILD_CHECK(!known(&now) || now.runtime == SLICE);
+	CHILD_CHECK(usual == before.runtime);
 	CHILD_CHECK(pthread_create(&thread, NULL, get_in_thread, &other) == 0);
 	CHILD_CHECK(pthread_join(thread, NULL) == 0);
 	CHILD_CHECK(other.runtime == now.runtime && other.nice == nicer);
 	/* a shorter one stays */
-	CHILD_CHECK(process_limit_time_slice(2ull * SLICE) == 0);
+	CHILD_CHECK(process_limit_time_slice(2ull * SLICE, &none) == 0);
 	CHILD_CHECK(get().runtime == now.runtime);
+	if (known(&now)) {
+		CHILD_CHECK(!none);
+		CHILD_CHECK(process_restore_time_slice(none) == 0);
+		CHILD_CHECK(get().runtime == now.runtime);
+	}
+	CHILD_CHECK(process_restore_time_slice(usual) == 0);
+	now = get();
+	CHILD_CHECK(now.runtime == before.runtime && now.nice == nicer);
 }
 
 static void test_limit(void **state)
@@ -74,13 +84,15 @@ static void do_other_policies(void *arg)
 {
 	struct sched_param none = { 0 };
 	struct attr now;
+	uint64_t usual;
 
 	CHILD_CHECK(sched_setscheduler(0, SCHED_BATCH, &none) == 0);
-	CHILD_CHECK(process_limit_time_slice(SLICE) == 0);
+	CHILD_CHECK(process_limit_time_slice(SLICE, &usual) == 0);
 	now = get();
 	CHILD_CHECK(now.policy == SCHED_BATCH && (!known(&now) || now.runtime == SLICE));
 	CHILD_CHECK(sched_setscheduler(0, SCHED_IDLE, &none) == 0);
-	CHILD_CHECK(process_limit_time_slice(SLICE / 2) == -ENOTSUP);
+	CHILD_CHECK(process_restore_time_slice(usual) == (usual ? -ENOTSUP : 0));
+	CHILD_CHECK(process_limit_time_slice(SLICE / 2, &usual) == -ENOTSUP && !usual);
 	CHILD_CHECK(get().policy == SCHED_IDLE);
 }
 

@@ -162,6 +162,9 @@ static void do_refused(void *arg)
 	CHILD_CHECK(p != MAP_FAILED && mprotect(p, 4096, exec) < 0 && errno == EPERM);
 	CHILD_CHECK(fd < 0 || syscall(SYS_pidfd_send_signal, fd, 0, NULL, 0) == 0);
 	CHILD_CHECK(syscall(SYS_pidfd_send_signal, fd, SIGWINCH, NULL, 0) < 0 && errno == EPERM);
+	/* a thread may change how it is scheduled, and not how others are */
+	CHILD_CHECK(syscall(SYS_sched_setattr, 0, NULL, 0) < 0 && errno == EINVAL);
+	CHILD_CHECK(syscall(SYS_sched_setattr, getpid(), NULL, 0) < 0 && errno == EPERM);
 }
 
 static void test_refused(void **state)

@@ -325,6 +325,7 @@ struct core {
 	/* streams that receive large payloads which follow each other; and when one of them has received last */
 	uint32_t filling;
 	int64_t filled_ns;
+	int64_t moved_ns; /* when it moved data last, or was asked to */
 	/* a channel got work, perhaps of a transport whose part of the turn is over, or a transfer waits */
 	bool kicked;
 	const struct transport_ops *transports[TRANSPORTS_MAX]; /* best first */

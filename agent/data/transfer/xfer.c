@@ -398,6 +398,7 @@ void xfer_slice_done(struct core *c, struct slice *s, uint32_t code, const char 
 	struct xfer *x = s->xfer;
 	uint64_t bytes = s->bytes;
 
+	c->moved_ns = c->now_ns;
 	if (x)
 		x->n_resent += s->retried;
 	if (x && !code && x->arrived && x->arrived(c, x, s) < 0) {

@@ -484,6 +484,7 @@ int xfer_start(struct core *c, struct xfer_session *s, const struct xfer_request
 	struct xfer *x;
 	int ret;
 
+	c->moved_ns = c->now_ns;
 	ret = request_check(r, reterr);
 	if (ret < 0)
 		goto refused;

@@ -80,8 +80,10 @@ struct worker {
 	bool busy;      /* the last turn did something */
 	bool announced; /* rings that are polled may be announced */
 	struct dray_linger linger;
-	int64_t looked_ns; /* when it last looked at its descriptors */
-	int64_t look_ns;   /* interval between looks while it polls rings */
+	int64_t looked_ns;    /* when it last looked at its descriptors */
+	int64_t look_ns;      /* interval between looks while it polls rings */
+	bool moves;           /* it moved data lately */
+	uint64_t usual_slice; /* while it moves data: its time slices otherwise; 0: the same */
 	struct data_counters counters;
 	struct turn_meter turns;
 	uint8_t *buffer; /* one message */

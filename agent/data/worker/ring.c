@@ -221,6 +221,7 @@ static bool ring_poll(struct wsession *s)
 		return false;
 	}
 	took = room;
+	s->worker->core.moved_ns = s->worker->core.now_ns;
 	/* no free completion entry: the submission stays until the client has reaped some */
 	/* a long list is read on with the session's socket */
 	while (r->sq_head != tail && room && !s->xs.read && owner_may_work(s->xs.owner)) {

@@ -7,6 +7,7 @@
 
 #include "agent/data/transfer/transport.h"
 #include "agent/data/worker/internal.h"
+#include "agent/process/process.h"
 #include "lib/cleanup.h"
 #include "lib/cpu.h"
 
@@ -21,6 +22,13 @@
  */
 #define LOOK_MIN_NS 2000
 #define LOOK_MAX_NS 16000
+/*
+ * Time slices of a worker that moves data, the kernel's least. A thread that wakes up gets the processor of one with longer slices:
+ * so the worker has little to wait for beside engines that compute, but it interrupts its own clients as well. Those that send
+ * many requests for the control thread would be interrupted by each; therefore slices are short only for so long after data.
+ */
+#define TIME_SLICE_NS (DRAY_NS_PER_MS / 10)
+#define MOVING_NS ((int64_t)DRAY_NS_PER_SEC)
 
 void worker_event(struct worker *w, const struct event *ev)
 {
@@ -179,6 +187,16 @@ static int64_t store_tick(struct worker *w)
 	return next;
 }
 
+/* Failures are ignored: they only affect speed beside busy processors. */
+static void set_time_slice(struct worker *w, bool moves)
+{
+	w->moves = moves;
+	if (moves)
+		process_limit_time_slice(TIME_SLICE_NS, &w->usual_slice);
+	else
+		process_restore_time_slice(w->usual_slice);
+}
+
 void worker_turn(struct worker *w, bool may_sleep)
 {
 	struct core *c = &w->core;
@@ -214,6 +232,8 @@ void worker_turn(struct worker *w, bool may_sleep)
 		w->event_pending = false;
 		dray_wake(w->event_fd);
 	}
+	if ((c->now_ns - c->moved_ns < MOVING_NS) != w->moves)
+		set_time_slice(w, !w->moves);
 	w->busy = did || more;
 	if (w->busy)
 		dray_linger_worked(&w->linger, c->now_ns);

@@ -340,6 +340,7 @@ static bool receive_payload(struct mooncake_conn *c, int64_t *budget)
 
 		*budget -= n;
 		c->since_ns = c->m->c->now_ns;
+		c->m->c->moved_ns = c->m->c->now_ns;
 		/* unless the end of the stream is there as well */
 		c->readable = c->hup || (uint64_t)n == asked;
 		moved(c, payload);

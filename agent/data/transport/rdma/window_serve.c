@@ -68,6 +68,7 @@ void rdma_copy_start(struct rdma *r, struct rdma_copy *copy)
 	uint32_t code = grant_check(r->c, copy->peer, copy->grant, access, copy->segs, copy->n_segs,
 				    &granted);
 
+	r->c->moved_ns = r->c->now_ns;
 	w->rdma = r;
 	dray_list_init(&w->link);
 	if (!code && object_region(granted.region)->memory != REGION_GPU)

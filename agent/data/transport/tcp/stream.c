@@ -366,6 +366,7 @@ static bool receive_once(struct tcp_stream *s, struct tcp_budget *b)
 	}
 	b->left -= n;
 	s->moved_ns = t->c->now_ns;
+	t->c->moved_ns = t->c->now_ns;
 	got = dray_min((uint64_t)n, payload);
 	if (got) {
 		if (!s->sink)
