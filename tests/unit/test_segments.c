@@ -434,8 +434,8 @@ static void give_dead_hints(struct agent *a, const struct dray_addr *addr)
 				 (segments_totals(a->segments, &totals), totals.probes_in_flight)));
 }
 
-/* Hints that name what does not answer leave places for probes of other segments. */
-static void test_dead_hints_delay_no_listener(void **state)
+/* Segment owner.where becomes ready beside hints that name what does not answer. name_it: says so. */
+static void ready_beside_dead_hints(void (*name_it)(struct agent *a))
 {
 	struct dray_addr addr;
 	int clients[2], fd = full_listener(&addr, clients);
@@ -444,7 +444,7 @@ static void test_dead_hints_delay_no_listener(void **state)
 	agent_open(&a, &(struct content){ .preferred = "" });
 	a.cfg.probe.concurrency = 2;
 	give_dead_hints(&a, &addr);
-	agent_finds_listener(&a);
+	name_it(&a);
 	assert_true(server_until(a.event, LIMIT_MS, a.seen == DMSG_SEGMENT_STATE_READY));
 	agent_close(&a);
 	close(clients[0]);
@@ -452,29 +452,29 @@ static void test_dead_hints_delay_no_listener(void **state)
 	close(fd);
 }
 
-/* The segment that an administrator's hint makes the preferred one of the node is no less important than others. */
-static void test_dead_hints_delay_no_preferred(void **state)
+/* They leave places for probes of other segments. */
+static void test_dead_hints_delay_no_listener(void **state)
+{
+	ready_beside_dead_hints(agent_finds_listener);
+}
+
+static void give_administrators_hint(struct agent *a)
 {
 	struct dray_err err = DRAY_ERR_NULL;
-	struct dray_addr addr;
-	int clients[2], fd = full_listener(&addr, clients);
-	struct agent a;
 
-	agent_open(&a, &(struct content){ .preferred = "" });
-	a.cfg.probe.concurrency = 2;
-	give_dead_hints(&a, &addr);
-	assert_int_equal(hints_put(a.hints,
+	assert_int_equal(hints_put(a->hints,
 				   &(struct hint_put){ .scope = "",
 						       .segment = owner.where,
 						       .source = DMSG_HINT_SOURCE_EXPLICIT },
 				   &err),
 			 0);
-	segments_hint_changed(a.segments, owner.where, true);
-	assert_true(server_until(a.event, LIMIT_MS, a.seen == DMSG_SEGMENT_STATE_READY));
-	agent_close(&a);
-	close(clients[0]);
-	close(clients[1]);
-	close(fd);
+	segments_hint_changed(a->segments, owner.where, true);
+}
+
+/* The segment that an administrator's hint makes the preferred one of the node is no less important than others. */
+static void test_dead_hints_delay_no_preferred(void **state)
+{
+	ready_beside_dead_hints(give_administrators_hint);
 }
 
 /* A listener on all addresses is no segment under the name that a hint gives it, but says how that name is probed. */

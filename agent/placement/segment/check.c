@@ -6,11 +6,21 @@
 #include "agent/placement/segment/internal.h"
 #include "lib/log.h"
 
+static bool is_named_or_used(const struct segment *s)
+{
+	return s->named_preferred || s->was_peer || !strcmp(s->name, s->ss->remembered);
+}
+
 /* It is probed even if no source says how: it is on this node, hinted, named, or used. */
 static bool is_wanted(const struct segment *s)
 {
-	return s->local || s->named_preferred || (s->sources & (SEGMENT_HINT | SEGMENT_PEER)) ||
-	       s->was_peer || !strcmp(s->name, s->ss->remembered);
+	return s->local || (s->sources & (SEGMENT_HINT | SEGMENT_PEER)) || is_named_or_used(s);
+}
+
+/* Of this node, and more than hints mention it. */
+static bool is_own(const struct segment *s)
+{
+	return s->local && (s->sources & ~(unsigned)SEGMENT_HINT);
 }
 
 /*
@@ -19,10 +29,7 @@ static bool is_wanted(const struct segment *s)
  */
 static bool is_minor(const struct segment *s)
 {
-	bool own = s->local && (s->sources & ~(unsigned)SEGMENT_HINT);
-
-	return !own && !s->named_preferred && !s->was_peer &&
-	       strcmp(s->name, s->ss->remembered) != 0 && strcmp(s->name, s->ss->preferred) != 0 &&
+	return !is_own(s) && !is_named_or_used(s) && strcmp(s->name, s->ss->preferred) != 0 &&
 	       !(s->sources & (SEGMENT_CONFIG | SEGMENT_LISTENER | SEGMENT_PEER));
 }
 
@@ -256,7 +263,7 @@ void segment_recheck(struct segment *s)
 	if (check != SEGMENT_CHECK_NONE || s->local || is_wanted(s))
 		dray_list_add(&ss->foreground, &s->foreground);
 	dray_list_del(&s->own);
-	if (s->local && (s->sources & ~(unsigned)SEGMENT_HINT))
+	if (is_own(s))
 		dray_list_add(&ss->own, &s->own);
 	switch (check) {
 	case SEGMENT_CHECK_PROBE:

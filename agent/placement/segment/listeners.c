@@ -49,26 +49,38 @@ static void listener_address(const struct nd_listener *l, unsigned port, char *b
 			 nd_addr_text(&l->addr, v4 ? AF_INET : AF_INET6, text), port);
 }
 
+/* 0 or negative, as probe_target_of(). */
+static int listener_target(const struct nd_listener *l, const struct port_rule *rule,
+			   struct probe_target *ret)
+{
+	char place[SEGMENT_NAME_BYTES];
+
+	listener_address(l, l->port, place, sizeof(place));
+	return probe_target_of(place, rule->kind, ret, NULL);
+}
+
+/* Its listener was not there before. */
+static void listener_opened(struct segment *s)
+{
+	if (s->watch && s->state != DMSG_SEGMENT_STATE_READY)
+		watch_now(s->watch);
+}
+
 static void listener_assign(struct segment *s, const struct nd_listener *l,
 			    const struct port_rule *rule)
 {
 	struct segments *ss = s->ss;
 	bool news = !(s->sources & SEGMENT_LISTENER);
-	char place[SEGMENT_NAME_BYTES];
 	struct probe_target target;
 
-	if (s->listener_round == ss->round)
-		return;
-	listener_address(l, l->port, place, sizeof(place));
-	if (probe_target_of(place, rule->kind, &target, NULL) < 0)
+	if (s->listener_round == ss->round || listener_target(l, rule, &target) < 0)
 		return;
 	s->listener_round = ss->round;
 	segment_mention(s, SEGMENT_LISTENER, true);
 	segment_target(&s->listener, &target);
 	segment_recheck(s);
-	/* it has just opened */
-	if (news && s->watch && s->state != DMSG_SEGMENT_STATE_READY)
-		watch_now(s->watch);
+	if (news)
+		listener_opened(s);
 }
 
 /* The listener says only how the segment is probed. */
@@ -76,14 +88,10 @@ static void listener_probe(struct segment *s, const struct nd_listener *l,
 			   const struct port_rule *rule)
 {
 	struct segments *ss = s->ss;
-	char place[SEGMENT_NAME_BYTES];
 	struct probe_target target;
 	bool news = !s->probe_round;
 
-	if (s->probe_round == ss->round)
-		return;
-	listener_address(l, l->port, place, sizeof(place));
-	if (probe_target_of(place, rule->kind, &target, NULL) < 0)
+	if (s->probe_round == ss->round || listener_target(l, rule, &target) < 0)
 		return;
 	s->probe_round = ss->round;
 	/* listener_assign() or listener_leave() decides about it in this round */
@@ -93,9 +101,8 @@ static void listener_probe(struct segment *s, const struct nd_listener *l,
 		segment_target(&s->listener, &target);
 		segment_recheck(s);
 	}
-	/* it has just opened */
-	if (news && s->watch && s->state != DMSG_SEGMENT_STATE_READY)
-		watch_now(s->watch);
+	if (news)
+		listener_opened(s);
 }
 
 /* Can a connection to that address reach the listener? */
