@@ -99,13 +99,16 @@ static bool may_come_too_early(const struct mrs *m)
 	       m->fails + 1 < ATTEMPTS_MAX;
 }
 
-/* What cannot be deregistered stays in m->v until the end. */
-static void make_undo(struct mrs *m)
+/* What cannot be deregistered stays in m->v. */
+static void deregister(struct mrs *m)
 {
 	const struct verbs *v = m->registration->rails->verbs;
+	uint32_t kept = 0;
 
-	while (m->n_made && v->dereg_mr(m->v[m->n_made - 1]) == 0)
-		m->n_made--;
+	for (uint32_t i = 0; i < m->n_made; i++)
+		if (v->dereg_mr(m->v[i]) != 0)
+			m->v[kept++] = m->v[i];
+	m->n_made = kept;
 }
 
 static void make_run(struct dray_job *j)
@@ -135,20 +138,12 @@ static void make_run(struct dray_job *j)
 	explain(g, d, r, m->why);
 	/* the first parts are of no use without the others, and count against the limit of locked memory */
 	if (!may_come_too_early(m))
-		make_undo(m);
+		deregister(m);
 }
 
-/* What is not deregistered stays in m->v. */
 static void drop_run(struct dray_job *j)
 {
-	struct mrs *m = dray_container_of(j, struct mrs, job);
-	const struct verbs *v = m->registration->rails->verbs;
-	uint32_t kept = 0;
-
-	for (uint32_t i = 0; i < m->n_made; i++)
-		if (v->dereg_mr(m->v[i]) != 0)
-			m->v[kept++] = m->v[i];
-	m->n_made = kept;
+	deregister(dray_container_of(j, struct mrs, job));
 }
 
 static void registration_check(struct registration *g)
