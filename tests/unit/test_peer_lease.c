@@ -384,6 +384,17 @@ static void others_done(struct dray_map_node *const *others, unsigned n)
 		UNTOUCHED_END(*others[n]);
 }
 
+/* The owner with leases is connected. Returns it, as a knows it. */
+static struct peer *owner_joined(struct puppet *p, struct rig *a)
+{
+	struct peer *peer;
+
+	owner_join(p, a, PMSG_FEATURE_TCP | PMSG_FEATURE_LEASE);
+	peer = peer_find_up(a->peers, owner_token().agent_id, NULL);
+	assert_non_null(peer);
+	return peer;
+}
+
 /* Offers are many, and so are their fences when the owner's client ends: each is for one of them. */
 static void test_one_of_many(void **state)
 {
@@ -396,9 +407,7 @@ static void test_one_of_many(void **state)
 	uint64_t grant;
 	unsigned n;
 
-	owner_join(&p, a, PMSG_FEATURE_TCP | PMSG_FEATURE_LEASE);
-	peer = peer_find_up(a->peers, owner_token().agent_id, NULL);
-	assert_non_null(peer);
+	peer = owner_joined(&p, a);
 	pmsg_range_put(wire, &(struct pmsg_range){ 0, 100, 0, 1 });
 	for (uint64_t k = 1; k <= MANY; k++) {
 		lease_handle_ranges(peer, &(struct pmsg_lease_ranges){ k, { wire, 1 } });
@@ -463,9 +472,7 @@ static void test_overdue_together(void **state)
 	struct peer *peer;
 	struct puppet p;
 
-	owner_join(&p, a, PMSG_FEATURE_TCP | PMSG_FEATURE_LEASE);
-	peer = peer_find_up(a->peers, owner_token().agent_id, NULL);
-	assert_non_null(peer);
+	peer = owner_joined(&p, a);
 	assert_int_equal(
 		peers_request(a->peers, peer->handle, PMSG_LEASE_RENEW, &m, renewed, &later), 0);
 	o.later = &dray_list_first(&peer->requests, struct pending_request, link)->timeout;
@@ -491,9 +498,7 @@ static void test_reply_of_many(void **state)
 	struct peer *peer;
 	struct puppet p;
 
-	owner_join(&p, a, PMSG_FEATURE_TCP | PMSG_FEATURE_LEASE);
-	peer = peer_find_up(a->peers, owner_token().agent_id, NULL);
-	assert_non_null(peer);
+	peer = owner_joined(&p, a);
 	assert_int_equal(
 		peers_request(a->peers, peer->handle, PMSG_LEASE_RENEW, &m, renewed, &first), 0);
 	r = dray_list_first(&peer->requests, struct pending_request, link);
