@@ -103,7 +103,7 @@ SECONDS ?= 60
 fuzz-long:
 	@$(MAKE) $(SUB) VARIANT=fuzz fuzz-programs
 	@$(MAKE) $(SUB) VARIANT=asan all
-	@$(MAKE) $(SUB) VARIANT=gcc $(PYTHON_LIBRARY) build/gcc/drayctl
+	@$(MAKE) $(SUB) VARIANT=gcc $(PLAIN)
 	@scripts/fuzz long $(SECONDS) $(JOBS)
 
 # The lines of the decoders that the checked-in corpora reach.
@@ -114,8 +114,8 @@ fuzz-coverage:
 
 # These stages run in parallel; the lock lets only one of them build at a time.
 LOCKED := mkdir -p build/check && flock build/check/building
-# The libdray of the Python package: an interpreter without a sanitizer cannot load one with it.
-PYTHON_LIBRARY := build/gcc/libdray.so.0
+# Without a sanitizer: the libdray of the Python package, which an interpreter loads that has none, and the drayctl that tests use to poll.
+PLAIN := build/gcc/libdray.so.0 build/gcc/drayctl
 check-namespaces:
 	@$(LOCKED) $(MAKE) $(SUB) VARIANT=$(TEST_VARIANT) all tools
 	@$(LOCKED) $(MAKE) $(SUB) VARIANT=gcc all build/gcc/tests/faults/no_memory.so build/gcc/tests/faults/disk.so
@@ -123,7 +123,7 @@ check-namespaces:
 
 check-vm:
 	@$(LOCKED) $(MAKE) $(SUB) VARIANT=$(VM_VARIANT) all tools
-	@$(LOCKED) $(MAKE) $(SUB) VARIANT=gcc $(PYTHON_LIBRARY) build/gcc/drayctl
+	@$(LOCKED) $(MAKE) $(SUB) VARIANT=gcc $(PLAIN)
 	@DRAY_BUILD=build/$(VM_VARIANT) $(CHECK) vm tests/vm
 
 # Where Debian's packages for arm64 cannot be fetched, the tests that need them are skipped.
