@@ -16,7 +16,9 @@ from array import array
 import dray
 import pytest
 from dray import _library, _waiting, errors, pending
+from fake_agent import FakeAgent
 from harness import LIMIT, MIB, ROOT, Side, noise, until
+from wire import codec as s
 
 
 @pytest.fixture
@@ -735,6 +737,48 @@ def test_memory_of_a_region_that_has_ended(new_agent):
         until(lambda: client.process() or not client.connected, "the loss of the session")
     assert not memory() and not client._regions
     agent.start()
+
+
+def test_memory_of_a_region_whose_removal_fails(tmp_path):
+    """It is kept until the removal has ended, however that ends, and whether or not the caller still waits."""
+    answers, removals = [], []
+
+    def answer(request_id, kind, message):
+        if kind == s.MSG_REGION_ADD:
+            return [s.pack_region_add_reply(request_id, region=request_id, length=4096)]
+        removals.append(request_id)
+        return [answers.pop()(request_id)] if answers else []
+
+    def refused(request_id):
+        return s.pack_error(request_id, code=errors.Internal.code, message="not now")
+
+    with FakeAgent(tmp_path / "dray.sock", answer) as fake, fake.client() as client:
+        def register():
+            memory = Kept(4096)
+            return weakref.ref(memory), client.region(memory)
+
+        memory, region = register()
+        answers.append(refused)
+        with pytest.raises(errors.Internal, match="not now"):
+            region.remove()
+        assert not memory()
+
+        for late in (refused, s.pack_region_remove_reply):
+            memory, region = register()
+            client.timeout = 0.01
+            with pytest.raises(errors.Timeout):
+                region.remove()
+            client.timeout = LIMIT
+            assert memory(), "the agent still has it"
+            until(lambda: removals, "the removal")
+            fake.sock.send(late(removals.pop()))
+            until(lambda: client.process() or not client._pending, "the answer")
+            assert not memory()
+
+        memory, region = register()
+        removal = region.remove(wait=False)
+        assert removal.cancel() and memory()
+    assert not memory(), "the client is closed"
 
 
 def test_dropped_client(agent):

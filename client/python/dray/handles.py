@@ -244,13 +244,13 @@ class Region:
         self.client._handle()
         if not self.handle:
             self._use()
-        pending: Pending[None] = Pending(self.client, self._forget)
+        pending = _Removal(self)
         self.client._request(pending, lib.held.dray_region_remove_start, self.handle)
         self.client._regions.pop(self.handle, None)
         self.handle = 0
         return self.client._settle(pending, wait)
 
-    def _forget(self, _: Any = None) -> None:
+    def _forget(self) -> None:
         """The memory is the engine's alone again."""
         self._kept = None
 
@@ -259,6 +259,24 @@ class Region:
         state = f"handle {self.handle:#x}" if self.handle else "removed"
         access = _ACCESS_NAMES.get(self.access, self.access)
         return f"<Region{name}, {state}, {self.length} bytes, {access}>"
+
+
+class _Removal(Pending[None]):
+    """The end of a region. Its memory is kept until then, also if the caller waits no longer."""
+
+    __slots__ = ("_region",)
+
+    def __init__(self, region: Region) -> None:
+        super().__init__(region.client)
+        self._region = region
+
+    def _complete(self, c: Any) -> None:
+        self._region._forget()
+        super()._complete(c)
+
+    def _lose(self, error: errors.Error) -> None:
+        self._region._forget()
+        super()._lose(error)
 
 
 def _audience(audience: bytes) -> bytes:

@@ -268,7 +268,7 @@ class Session(Waiting):
     def _end_all(self, error: errors.Error) -> None:
         while self._pending:
             with contextlib.suppress(KeyError):
-                self._pending.popitem()[1]._end(None, error)
+                self._pending.popitem()[1]._lose(error)
         self._unconfirmed.clear()
         while self._session_waits:
             self._session_waits.pop()._end(None, error)
