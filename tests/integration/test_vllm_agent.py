@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """dray.vllm.agent: which agent an engine uses, and the life of a private one."""
 
+import errno
 import os
 import pathlib
 import shutil
@@ -75,6 +76,32 @@ def test_private_agent_is_started_again(place, caplog):
 
 
 @pytest.mark.skipif(not DRAYD.exists(), reason="the agent is not built")
+def test_private_agent_that_cannot_be_started_again_at_once(place, caplog, monkeypatch):
+    """It is started as soon as the system lets it; meanwhile it can be stopped."""
+    start, failures = subprocess.Popen, [OSError(errno.EMFILE, "no descriptor"), MemoryError()]
+
+    def once_more(*arguments, **how):
+        if failures:
+            raise failures.pop()
+        return start(*arguments, **how)
+
+    monkeypatch.setattr(agents, "_PAUSES", (0.01,))
+    found = agents.find(Options(), "engine-7")
+    try:
+        with dray.Client(found.socket, patience=LIMIT) as client:
+            incarnation = client.incarnation
+            monkeypatch.setattr(subprocess, "Popen", once_more)
+            os.kill(found.private.pid, signal.SIGKILL)
+            assert client.wait_until(lambda: client.connected and client.incarnation != incarnation, LIMIT)
+        assert "cannot be started: MemoryError" in caplog.text and "cannot be started: [Errno 24] no descriptor" in caplog.text
+        failures += [OSError(errno.EAGAIN, "no process")] * 1000
+        os.kill(found.private.pid, signal.SIGKILL)
+        until(lambda: not found.private.pid, "the end of the agent")
+    finally:
+        found.close()
+
+
+@pytest.mark.skipif(not DRAYD.exists(), reason="the agent is not built")
 def test_private_agent_ends_with_a_killed_engine(place):
     program = ("import sys, time\nfrom dray.vllm import agent\nfrom dray.vllm.options import Options\n"
                f"agent.DEFAULT_SOCKET = {str(place / 'default.sock')!r}\n"
@@ -100,7 +127,6 @@ def test_options_of_the_private_agent(place, lab):
         found.close()
 
 
-@pytest.mark.skipif(not DRAYD.exists(), reason="the agent is not built")
 @pytest.mark.skipif(not DRAYD.exists(), reason="the agent is not built")
 def test_push_needs_a_key(place):
     with pytest.raises(errors.Invalid, match="mode 'push' needs a key.*Set the option 'key_file'"):

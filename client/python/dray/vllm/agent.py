@@ -13,6 +13,7 @@ import ctypes
 import fcntl
 import hashlib
 import importlib
+import itertools
 import logging
 import os
 import pathlib
@@ -124,6 +125,7 @@ class PrivateAgent:
         if options.transport in ("tcp", "local"):
             self._argv += ["--set", "rdma.enable=false"]
         self._process: subprocess.Popen[bytes] | None = None
+        self._failure = ""  # why the last start failed
         self._starting = threading.Lock()  # held by stop() and around each start
         self._stopping = threading.Event()
         self._serves = threading.Event()  # its socket is there, or it has ended at once
@@ -131,7 +133,7 @@ class PrivateAgent:
         self._thread.start()
         self._serves.wait(options.deadline)
         if self._process is None or self._process.poll() is not None:
-            why = self._last_line()
+            why = self._failure or self._last_line()
             self.stop()
             raise errors.Io(f"the private agent {program} cannot be started: {why}",
                             fix="Correct the options of the connector, or install the package dray-agent again.")
@@ -142,33 +144,32 @@ class PrivateAgent:
 
     @property
     def pid(self) -> int:
-        """The process id of the agent that runs now."""
-        return self._process.pid if self._process is not None else 0
+        """The process id of the agent that runs now; 0: none does."""
+        return self._process.pid if self._process is not None and self._process.poll() is None else 0
 
     def _supervise(self) -> None:
-        """Runs the agent until stop(), and starts it again whenever it ends."""
-        starts = 0
-        while not self._stopping.is_set():
-            process = self._start()
-            if process is None:
-                self._serves.set()
+        """Runs the agent until stop(), and starts it again whenever it ends or could not be started. One that never served is left."""
+        for pause in itertools.chain(_PAUSES, itertools.repeat(_PAUSES[-1])):
+            what = self._run()
+            if self._stopping.is_set():
                 return
-            while not self._serves.is_set() and process.poll() is None:  # at the first start
-                if (self._folder / "dray.sock").exists():
-                    self._serves.set()
-                else:
-                    self._stopping.wait(_LOOK)
-            status = process.wait()
             if not self._serves.is_set():
                 self._serves.set()
                 return
-            if self._stopping.is_set():
-                return
-            pause = _PAUSES[min(starts, len(_PAUSES) - 1)]
-            starts += 1
-            _logger.error("dray: the private agent has ended with status %d (log %s); starting it again in %g s", status,
-                          self._folder / "log", pause)
+            _logger.error("dray: the private agent %s (log %s); starting it again in %g s", what, self._folder / "log", pause)
             self._stopping.wait(pause)
+
+    def _run(self) -> str:
+        """Runs it once. Returns what became of it."""
+        process = self._start()
+        if process is None:
+            return f"cannot be started: {self._failure}"
+        while not self._serves.is_set() and process.poll() is None:  # at the first start
+            if (self._folder / "dray.sock").exists():
+                self._serves.set()
+            else:
+                self._stopping.wait(_LOOK)
+        return f"has ended with status {process.wait()}"
 
     def _last_line(self) -> str:
         try:
@@ -187,8 +188,8 @@ class PrivateAgent:
                     self._process = subprocess.Popen(
                         self._argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", preexec_fn=_die_with_parent,
                         env={name: value for name, value in os.environ.items() if not name.startswith("DRAY_")})
-            except OSError as e:
-                _logger.error("dray: the private agent cannot be started: %s", e)
+            except (OSError, MemoryError, subprocess.SubprocessError) as e:  # such as no descriptors or no memory: both may come back
+                self._failure = str(e) or type(e).__name__
                 return None
             return self._process
 
