@@ -412,6 +412,143 @@ static void test_keys_decide(void **state)
 	assert_true(b->tail > 0);
 }
 
+/* Publishes another remote of the same peer, with keys of rail 1 alone. */
+static void remote_on_rail_1(struct remote_view *v)
+{
+	struct rail_keys *k = remote_keys(2);
+
+	*v = lab->remote;
+	v->o.handle = REMOTE + 1;
+	object_publish(&lab->rig.core, &v->o);
+	k->v[0] = k->v[2];
+	k->v[1] = k->v[3];
+	k->n = 2;
+	rail_keys_seal(k, BYTES, false);
+	object_set_keys(&lab->rig.core, OBJECT_REMOTE, REMOTE + 1, k);
+}
+
+static void submit_as(struct rig_session *s, enum dmsg_direction way, dray_handle remote,
+		      uint64_t bytes)
+{
+	static uint64_t id = 1000;
+	struct dray_err err = DRAY_ERR_NULL;
+	struct xfer_request r = { .request_id = ++id,
+				  .spec.direction = (uint8_t)way,
+				  .spec.local = REGION,
+				  .spec.remote = remote,
+				  .notify = (const uint8_t *)"" };
+
+	assert_int_equal(
+		rig_submit(&lab->rig, s, &r, (const uint64_t[][3]){ { 0, 0, bytes } }, 1, &err), 0);
+}
+
+/*
+ * Memory of one owner is known on a rail that has no queue pair yet. What waits for it holds up no other owner, has one slice of its session
+ * and wakes nothing up; a queue pair does, a cancel ends it, and peers and keys that go do, too.
+ */
+static void test_waits_aside(void **state)
+{
+	struct core *c = &lab->rig.core;
+	struct remote_view second;
+	struct rig_session other;
+	struct fake_qp *f, *g;
+	unsigned polls;
+
+	rig_session_init(&lab->rig, &other, SESSION + 1);
+	set_keys(2, 1);
+	set_paths(2);
+	remote_on_rail_1(&second);
+	f = add_qp(1, DMSG_CLASS_BULK, 256, 0);
+	write_all(4 << 20);
+	write_all(100);
+	submit_as(&other, DMSG_DIRECTION_WRITE, REMOTE + 1, 1 << 20);
+	turn();
+	assert_int_equal(f->tail, 1);
+	assert_int_equal(lab->s.xs.slices[DMSG_CLASS_BULK], 1);
+	run(f, 1);
+	turn();
+	assert_int_equal(lab->rig.n_ended, 1);
+	assert_int_equal(last()->session, SESSION + 1);
+	/* each completion looks once, takes nothing more of that session, and then nothing is left to do */
+	for (unsigned i = 0; i < 3; i++) {
+		submit_as(&other, DMSG_DIRECTION_WRITE, REMOTE + 1, 100);
+		run_all();
+		assert_int_equal(lab->rig.n_ended, 2 + i);
+		assert_int_equal(lab->s.xs.slices[DMSG_CLASS_BULK], 1);
+		polls = (unsigned)counted(DRAY_METRIC_RDMA_POLLS_TOTAL);
+		assert_false(transport_rdma.announce(c, rdma()));
+		assert_int_equal(counted(DRAY_METRIC_RDMA_POLLS_TOTAL), polls);
+	}
+	g = add_qp(0, DMSG_CLASS_BULK, 256, 0);
+	run_all();
+	assert_int_equal(lab->rig.n_ended, 6);
+	assert_true(g->tail >= 5);
+	assert_same(0, 0, 4 << 20);
+	/* it is lost: what waits ends by a cancel, at once */
+	message(RDMA_QP_LOSE, 2, NULL);
+	message(RDMA_QP_DEAD, 2, NULL);
+	write_all(4 << 20);
+	submit_as(&other, DMSG_DIRECTION_WRITE, REMOTE + 1, 100);
+	turn();
+	stop_all(DRAY_E_CANCELLED, false);
+	assert_int_equal(lab->rig.n_ended, 7);
+	assert_int_equal(last()->code, DRAY_E_CANCELLED);
+	run_all();
+	assert_int_equal(lab->rig.n_ended, 8);
+	/* and moves with the paths */
+	lab->spare_open = true;
+	write_all(4 << 20);
+	submit_as(&other, DMSG_DIRECTION_WRITE, REMOTE + 1, 100);
+	run_all();
+	set_keys(2, 0);
+	run_all();
+	assert_false(dray_list_empty(&lab->spare.flows));
+	stop_all(DRAY_E_CANCELLED, false);
+	assert_int_equal(lab->rig.n_ended, 10);
+	assert_int_equal(other.xs.slices[DMSG_CLASS_BULK], 0);
+	object_drop(c, OBJECT_REMOTE, REMOTE + 1, DRAY_E_REVOKED, DROP_STOP);
+	xfer_session_deinit(&other.xs);
+}
+
+/* The same beside a rail that is busy. It takes nothing more behind the slice that waits for it: on Soft-RoCE a read waits for its end. */
+static void test_waits_aside_of_writes(void **state)
+{
+	struct remote_view second;
+	struct rig_session other;
+	struct fake_qp *f, *g;
+
+	lab->soft_roce = true;
+	rig_session_init(&lab->rig, &other, SESSION + 1);
+	set_keys(2, 1);
+	set_paths(2);
+	remote_on_rail_1(&second);
+	f = add_qp(0, DMSG_CLASS_BULK, 256, 0);
+	g = add_qp(1, DMSG_CLASS_BULK, 256, 0);
+	write_all(1 << 20);
+	write_all(1 << 20);
+	turn();
+	assert_int_equal(f->tail, 2);
+	submit(DMSG_DIRECTION_READ, (const uint64_t[][3]){ { 0, 0, 100 } }, 1, false);
+	submit_as(&other, DMSG_DIRECTION_WRITE, REMOTE, 100);
+	submit_as(&lab->s, DMSG_DIRECTION_WRITE, REMOTE, 100);
+	turn();
+	assert_int_equal(f->tail, 2);
+	run(f, 1);
+	submit_as(&other, DMSG_DIRECTION_WRITE, REMOTE, 100);
+	turn();
+	assert_int_equal(f->tail, 2);
+	assert_int_equal(g->tail, 0);
+	run(f, 1);
+	turn();
+	/* the read and its confirming read */
+	assert_int_equal(f->tail, 4);
+	assert_int_equal(f->q[2].wr.opcode, IBV_WR_RDMA_READ);
+	run_all();
+	assert_int_equal(lab->rig.n_ended, 6);
+	object_drop(&lab->rig.core, OBJECT_REMOTE, REMOTE + 1, DRAY_E_REVOKED, DROP_STOP);
+	xfer_session_deinit(&other.xs);
+}
+
 static void test_arm(void **state)
 {
 	struct core *c = &lab->rig.core;
@@ -935,6 +1072,8 @@ int main(void)
 		TEST(scattered_reads_alone),
 		TEST(spread),
 		TEST(keys_decide),
+		TEST(waits_aside),
+		TEST(waits_aside_of_writes),
 		TEST(arm),
 		TEST(error_moves_slices),
 		TEST(post_refused),

@@ -251,6 +251,21 @@ void sched_dequeue(struct xfer *x)
 	}
 }
 
+void sched_set_aside(const struct xfer *x, struct dray_list *aside)
+{
+	dray_list_for_each(&x->session->flows, f, struct flow, session_link)
+		if (f->channel == x->channel && !dray_list_empty(&f->link))
+			dray_list_move(aside, &f->link);
+}
+
+void sched_go_on(struct dray_list *aside)
+{
+	struct flow *f;
+
+	while ((f = dray_list_pop(aside, struct flow, link)))
+		dray_list_add(&f->channel->flows, &f->link);
+}
+
 static struct slice *slice_new(struct core *c)
 {
 	struct slice *s = dray_list_pop(&c->free_slices, struct slice, link);

@@ -6,6 +6,9 @@
 #include "agent/data/transport/rdma/rdma.h"
 #include "lib/fault.h"
 
+/* Slices with buffers, here or at the peer, that wait for a queue pair while others with buffers go on. */
+#define BUFFERS_WAITING 4u
+
 int rdma_queue_new(struct rdma_peer *peer, const struct rdma_qp *qp)
 {
 	struct rdma_channel *ch = &peer->channels[qp->class];
@@ -329,20 +332,29 @@ static void slice_begin(struct rdma_queue *p, struct slice *s)
 		p->windowed = (struct pmsg_seg){ s->window->offset, s->bytes };
 }
 
+/* It takes another slice now, and none waits for it. */
 static bool has_room(const struct rdma_queue *p, const struct rdma_list *l)
 {
 	uint64_t max = RDMA_QUEUE_SLICES * p->rdma->c->cfg.slice_size;
 	bool mine = l->queue == p;
 
-	return !p->partial && p->in_flight + (mine ? l->bytes : 0) < max && room(p, l);
+	return !p->awaited && !p->partial && p->in_flight + (mine ? l->bytes : 0) < max &&
+	       room(p, l);
 }
 
-static bool fits(const struct rdma_queue *p, const struct slice *s)
+/* Its rails have registered the slice's memory on both sides. */
+static bool suits(const struct rdma_queue *p, const struct slice *s)
+{
+	return rail_keys_have(local_keys(p, s), p->qp.path.rail) &&
+	       rail_keys_have(remote_keys(s), p->qp.path.to_rail);
+}
+
+/* The slice can be posted there now. */
+static bool takes(const struct rdma_queue *p, const struct rdma_list *l, const struct slice *s)
 {
 	if (p->qp.soft_roce && p->used && s->xfer->direction == DMSG_DIRECTION_READ)
 		return false;
-	return rail_keys_have(local_keys(p, s), p->qp.path.rail) &&
-	       rail_keys_have(remote_keys(s), p->qp.path.to_rail);
+	return has_room(p, l) && suits(p, s);
 }
 
 /* Compares the rails' load, then the queue pairs', then the rank of paths. */
@@ -382,10 +394,10 @@ static struct rdma_queue *choose_queue(struct rdma_channel *ch, struct rdma_list
 	    l->reads != (s->xfer->direction == DMSG_DIRECTION_READ))
 		list_post(l);
 	if (l->n && !list_full(l) && l->n + n_segs(s) <= RDMA_LIST && l->queue->ch == ch &&
-	    has_room(l->queue, l) && fits(l->queue, s))
+	    takes(l->queue, l, s))
 		return l->queue;
 	dray_list_for_each(&ch->queues, p, struct rdma_queue, link) {
-		if (!has_room(p, l) || !fits(p, s))
+		if (!takes(p, l, s))
 			continue;
 		if (!best || less_loaded(p, best))
 			best = p;
@@ -401,13 +413,13 @@ static bool any_has_room(struct rdma_channel *ch, const struct rdma_list *l)
 	return false;
 }
 
-/* The next slice: first those to retry, then direct, staged, and windowed slices in turn. */
-static struct slice *next_slice(struct core *c, struct rdma_channel *ch)
+/* The next new slice: direct, staged, and windowed slices in turn. */
+static struct slice *next_slice(struct core *c, struct rdma_channel *ch, bool buffers)
 {
-	struct slice *s = dray_list_pop(&ch->ch.retry, struct slice, link);
+	struct slice *s = NULL;
 
-	if (s)
-		return s;
+	if (!buffers)
+		return sched_next(c, &ch->ch.direct, 0);
 	stage_channel_fill(c, &ch->ch);
 	for (unsigned i = 0; i < 3 && !s; i++) {
 		ch->kind = (ch->kind + 1) % 3;
@@ -417,6 +429,58 @@ static struct slice *next_slice(struct core *c, struct rdma_channel *ch)
 			s = ch->kind == 1 ? stage_channel_take(&ch->ch) : window_channel_next(ch);
 	}
 	return s;
+}
+
+/*
+ * Posts the slice. False: no queue pair takes it now. Then those that will, when they have room, take nothing behind it: on
+ * Soft-RoCE a read would wait for ever for its queue pair to be idle.
+ */
+static bool slice_place(struct rdma_channel *ch, struct rdma_list *l, struct slice *s)
+{
+	struct rdma_queue *p = choose_queue(ch, l, s);
+
+	if (!p) {
+		dray_list_for_each(&ch->queues, it, struct rdma_queue, link)
+			it->awaited |= suits(it, s);
+		return false;
+	}
+	dray_list_del(&s->link);
+	slice_begin(p, s);
+	slice_post(p, l);
+	/* Small slices wait for each other. A list that is long enough is posted at once. */
+	if (list_full(l))
+		list_post(l);
+	return true;
+}
+
+/*
+ * Slices without a queue pair stay on the list `retry`, which comes first. Meanwhile their sessions give no further ones, so that
+ * one of each waits here, and others go on. What holds buffers may wait only in small numbers. The first queue pair with room, a new one, and
+ * other keys or paths pull again.
+ */
+static void slices_place(struct rdma_channel *ch, struct rdma_list *l)
+{
+	struct core *c = ch->peer->rdma->c;
+	struct dray_list aside = DRAY_LIST_INIT(aside);
+	unsigned buffers = 0;
+	struct slice *s;
+
+	dray_list_for_each(&ch->ch.retry, r, struct slice, link) {
+		if (!any_has_room(ch, l))
+			break;
+		if (slice_place(ch, l, r))
+			continue;
+		buffers += r->staged || r->window;
+		sched_set_aside(r->xfer, &aside);
+	}
+	while (any_has_room(ch, l) && (s = next_slice(c, ch, buffers < BUFFERS_WAITING))) {
+		if (slice_place(ch, l, s))
+			continue;
+		dray_list_add(&ch->ch.retry, &s->link);
+		buffers += s->staged || s->window;
+		sched_set_aside(s->xfer, &aside);
+	}
+	sched_go_on(&aside);
 }
 
 void rdma_channel_pull(struct rdma_channel *ch)
@@ -430,27 +494,12 @@ void rdma_channel_pull(struct rdma_channel *ch)
 	if (!l)
 		return;
 	l->queue = NULL;
-	dray_list_for_each(&ch->queues, p, struct rdma_queue, link)
+	dray_list_for_each(&ch->queues, p, struct rdma_queue, link) {
+		p->awaited = false;
 		if (p->partial && room(p, l))
 			slice_post(p, l);
-	while (any_has_room(ch, l)) {
-		struct slice *s = next_slice(r->c, ch);
-		struct rdma_queue *p;
-
-		if (!s)
-			break;
-		p = choose_queue(ch, l, s);
-		if (!p) {
-			/* Suitable queue pairs are busy. The first with room pulls again. */
-			dray_list_add_front(&ch->ch.retry, &s->link);
-			break;
-		}
-		slice_begin(p, s);
-		slice_post(p, l);
-		/* Small slices wait for each other. A list that is long enough is posted at once. */
-		if (list_full(l))
-			list_post(l);
 	}
+	slices_place(ch, l);
 	if (l->queue)
 		list_post(l);
 }

@@ -106,6 +106,7 @@ struct rdma_queue {
 	bool quiet;    /* its end here is destroyed: no device writes here for it any more */
 	uint32_t loss; /* why: enum ibv_wc_status or enum rdma_loss */
 	bool reading;  /* Soft-RoCE has reads in flight: nothing else is posted */
+	bool awaited;  /* in this pull: a slice waits for it, and comes first */
 	struct rdma_entry *q;
 	uint32_t mask, head, tail;
 	uint32_t used;             /* work requests in flight */
