@@ -76,7 +76,9 @@ static int open_sources(struct nd_monitor *m, struct dray_err *reterr)
 	m->sockets[SOURCE_RDMA] = socket_new(NETLINK_RDMA, GROUP_RDMA_NOTIFY);
 	m->sockets[SOURCE_UEVENT] = socket_new(NETLINK_KOBJECT_UEVENT, GROUP_UEVENT);
 	for (int i = 0; i < SOURCE_N; i++) {
-		int r = m->sockets[i] < 0 ? 0 : watch(m, m->sockets[i], &m->sockets[i]);
+		int r = m->sockets[i] >= 0            ? watch(m, m->sockets[i], &m->sockets[i]) :
+			nd_is_shortage(m->sockets[i]) ? m->sockets[i] :
+							0;
 
 		if (r < 0)
 			return dray_err_set(reterr, r, DRAY_E_NO_MEMORY,
@@ -245,19 +247,21 @@ static bool should_open(struct nd_monitor *m, const struct nd_device *device)
 	return !device->open_error;
 }
 
-static void device_open(struct nd_monitor *m, struct ibv_device *device)
+/* 0 also if the device itself refuses; only a nd_is_shortage() is returned. */
+static int device_open(struct nd_monitor *m, struct ibv_device *device)
 {
 	struct open_device *d = calloc(1, sizeof(*d));
-	int flags;
+	int flags, r = 0;
 
 	if (!d)
-		return;
+		return 0;
 	snprintf(d->name, sizeof(d->name), "%s", ibv_get_device_name(device));
 	dray_list_init(&d->link);
 	d->context = ibv_open_device(device);
 	if (!d->context) {
+		r = -errno;
 		free(d);
-		return;
+		return nd_is_shortage(r) ? r : 0;
 	}
 	flags = fcntl(d->context->async_fd, F_GETFL);
 	if (flags < 0 || fcntl(d->context->async_fd, F_SETFL, flags | O_NONBLOCK) < 0 ||
@@ -265,26 +269,28 @@ static void device_open(struct nd_monitor *m, struct ibv_device *device)
 		device_close(d);
 	else
 		dray_list_add(&m->devices, &d->link);
+	return r;
 }
 
-static void open_missing(struct nd_monitor *m, const struct nd_scan *scan)
+static int open_missing(struct nd_monitor *m, const struct nd_scan *scan)
 {
-	int n = 0;
-	struct ibv_device **list = ibv_get_device_list(&n);
+	int n = 0, r = nd_descriptors_check();
+	struct ibv_device **list = r < 0 ? NULL : ibv_get_device_list(&n);
 
 	if (!list)
-		return;
+		return r;
 	for (int i = 0; i < n; i++) {
 		const struct nd_device *d =
 			nd_device_by_name(&scan->devices, ibv_get_device_name(list[i]));
 
-		if (d && should_open(m, d))
-			device_open(m, list[i]);
+		if (r >= 0 && d && should_open(m, d))
+			r = device_open(m, list[i]);
 	}
 	ibv_free_device_list(list);
+	return r;
 }
 
-void nd_monitor_follow(struct nd_monitor *m, const struct nd_scan *scan)
+int nd_monitor_follow(struct nd_monitor *m, const struct nd_scan *scan)
 {
 	bool missing = false;
 
@@ -298,6 +304,5 @@ void nd_monitor_follow(struct nd_monitor *m, const struct nd_scan *scan)
 	for (size_t i = 0; i < scan->devices.n; i++)
 		missing |= should_open(m, &scan->devices.v[i]);
 	/* listing devices loads the libraries of all vendors, so only if one is to be opened */
-	if (missing)
-		open_missing(m, scan);
+	return missing ? open_missing(m, scan) : 0;
 }

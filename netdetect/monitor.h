@@ -29,9 +29,10 @@ unsigned nd_monitor_read(struct nd_monitor *m);
 
 /*
  * Holds open, for their async events, the devices of the scan that open, and closes all others. A device that is
- * being removed (IBV_EVENT_DEVICE_FATAL) is closed at once, because the kernel waits for that.
+ * being removed (IBV_EVENT_DEVICE_FATAL) is closed at once, because the kernel waits for that. 0, or -errno if a device was
+ * not opened for want of descriptors: its events are missed until the next call opens it.
  */
-void nd_monitor_follow(struct nd_monitor *m, const struct nd_scan *scan);
+int nd_monitor_follow(struct nd_monitor *m, const struct nd_scan *scan);
 
 /* The sources of events that this kernel has, for the log. */
 const char *nd_monitor_describe(const struct nd_monitor *m);

@@ -13,6 +13,7 @@
 #include "lib/units.h"
 #include "netdetect/choose/gid.h"
 #include "netdetect/choose/rnic.h"
+#include "netdetect/source/netlink.h"
 #include "schema/gen/errors.h"
 
 #define GID_INDEX_MAX 65535
@@ -38,13 +39,19 @@ __attribute__((format(printf, 3, 4))) static void add_note(struct nd_scan *scan,
 	va_end(args);
 }
 
-/* Turns the failure of a part into a note; only -ENOMEM ends the scan. Clears err. */
-static int part(struct nd_scan *scan, const char *about, int r, struct dray_err *err)
+/*
+ * The failure of a part becomes a note if the next scan would fail alike: the kernel lacks or forbids the request, or its
+ * answer cannot be understood. Any other one ends the scan: the part may have what this scan could not see.
+ */
+static int part(struct nd_scan *scan, const char *about, int r, const struct dray_err *err,
+		struct dray_err *reterr)
 {
-	if (r < 0 && r != -ENOMEM)
-		add_note(scan, about, "%s", err->code ? err->msg : dray_errno_text(r));
-	*err = DRAY_ERR_NULL;
-	return r == -ENOMEM ? r : 0;
+	if (r >= 0)
+		return 0;
+	if (!nd_is_unsupported(r) && r != -EBADMSG)
+		return dray_err_set(reterr, r, err->code, "%s: %s", about, err->msg);
+	add_note(scan, about, "%s", err->msg);
+	return 0;
 }
 
 static bool parse_number(const char *s, int64_t min, int64_t max, int64_t *ret)
@@ -190,30 +197,40 @@ static unsigned count_hidden(const struct nd_scan *scan)
 	return known > seen ? (unsigned)(known - seen) : 0;
 }
 
-static int scan_parts(const struct nd_source *s, const struct nd_scan_options *o,
-		      struct nd_scan *scan)
+static int scan_network(const struct nd_source *s, struct nd_scan *scan, struct dray_err *reterr)
 {
-	struct nd_topology *t = &scan->topology;
-	struct dray_err err = DRAY_ERR_NULL;
-	int r = part(scan, "links", nd_links_scan(s, &scan->links, &err), &err);
+	struct dray_err links = DRAY_ERR_NULL, devices = DRAY_ERR_NULL;
+	int r = part(scan, "links", nd_links_scan(s, &scan->links, &links), &links, reterr);
 
-	if (r >= 0)
-		r = part(scan, "devices", nd_devices_scan(s, &scan->links, &scan->devices, &err),
-			 &err);
 	if (r < 0)
 		return r;
-	exclude_devices(scan, o);
-	rank_gids(scan, o);
-	r = nd_topology_scan(s, t);
+	return part(scan, "devices", nd_devices_scan(s, &scan->links, &scan->devices, &devices),
+		    &devices, reterr);
+}
+
+static int scan_listeners(const struct nd_source *s, const struct nd_scan_options *o,
+			  struct nd_scan *scan, struct dray_err *reterr)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+
+	if (!(o->flags & ND_SCAN_LISTENERS))
+		return 0;
+	return part(scan, "listeners",
+		    nd_listeners_scan(s, &scan->links, &o->node_addresses,
+				      o->flags & ND_SCAN_OWNERS, &scan->listeners, &err),
+		    &err, reterr);
+}
+
+static int scan_topology(const struct nd_source *s, const struct nd_scan_options *o,
+			 struct nd_scan *scan)
+{
+	struct nd_topology *t = &scan->topology;
+	int r = nd_topology_scan(s, t);
+
 	if (r >= 0)
 		r = nd_affinity_make(s, &scan->devices, o->rnics_per_gpu, t);
 	if (r >= 0)
 		r = nd_nvidia_scan(s, t->gpus, t->n_gpus, &scan->nvidia);
-	if (r >= 0 && (o->flags & ND_SCAN_LISTENERS))
-		r = part(scan, "listeners",
-			 nd_listeners_scan(s, &scan->links, &o->node_addresses,
-					   o->flags & ND_SCAN_OWNERS, &scan->listeners, &err),
-			 &err);
 	if (r < 0)
 		return r;
 	t->hidden_gpus = count_hidden(scan);
@@ -226,24 +243,53 @@ static int scan_parts(const struct nd_source *s, const struct nd_scan_options *o
 	return 0;
 }
 
+static int scan_parts(const struct nd_source *s, const struct nd_scan_options *o,
+		      struct nd_scan *scan, struct dray_err *reterr)
+{
+	int r = scan_network(s, scan, reterr);
+
+	if (r < 0)
+		return r;
+	exclude_devices(scan, o);
+	rank_gids(scan, o);
+	r = scan_topology(s, o, scan);
+	if (r >= 0)
+		r = scan_listeners(s, o, scan, reterr);
+	if (r >= 0 && *s->shortage)
+		r = dray_err_set(reterr, *s->shortage, nd_error_code(*s->shortage),
+				 "files of the kernel: %s", dray_errno_text(*s->shortage));
+	return r;
+}
+
 int nd_scan_run(const struct nd_source *s, const struct nd_scan_options *o, struct nd_scan **ret,
 		struct dray_err *reterr)
 {
 	int64_t start = dray_now().ns;
 	dray_auto(nd_scan_free) struct nd_scan *scan = NULL;
-	int r = nd_scan_options_check(o, reterr);
+	struct nd_source source = *s;
+	int shortage = 0, r = nd_scan_options_check(o, reterr);
 
 	if (r < 0)
 		return r;
+	source.shortage = &shortage;
 	scan = calloc(1, sizeof(*scan));
 	if (scan)
 		atomic_init(&scan->refs, 1);
-	r = scan ? scan_parts(s, o, scan) : -ENOMEM;
+	r = scan ? scan_parts(&source, o, scan, reterr) : -ENOMEM;
 	if (r < 0)
 		return dray_err_set(reterr, r, DRAY_E_NO_MEMORY, "out of memory during the scan");
 	scan->took_ns = dray_now().ns - start;
 	*ret = dray_take(scan);
 	return 0;
+}
+
+const char *nd_scan_remedy(int r)
+{
+	if (nd_is_shortage(r))
+		return "raise the limit on open files (LimitNOFILE= of the unit, ulimit -n)";
+	if (r == -EINTR || r == -ENOBUFS)
+		return "it changed during each of several tries: try again";
+	return "try again, and read the kernel log if that fails too";
 }
 
 struct nd_scan *nd_scan_ref(struct nd_scan *scan)

@@ -27,7 +27,7 @@ struct nd_scan_options {
 /* 0, or -EINVAL for options that cannot be parsed: reterr names the option and its correct form. */
 int nd_scan_options_check(const struct nd_scan_options *o, struct dray_err *reterr);
 
-/* A part of the scan that failed, and why; the other parts are valid. */
+/* A part of the scan that this kernel or these rights do not allow, or another remark; the other parts are valid. */
 struct nd_note {
 	char about[32]; /* "listeners", "devices", ... */
 	char text[DRAY_ERR_MSG_MAX];
@@ -47,11 +47,14 @@ struct nd_scan {
 };
 
 /*
- * 0, -ENOMEM, or -EINVAL for bad options; any other failure becomes a note. Release *ret by
- * nd_scan_free(). Any thread. Blocks for milliseconds, unless a device hangs in open().
+ * 0, -EINVAL for bad options, or another -errno if something could not be read now, such as without descriptors, or while
+ * it changed again and again: nothing is known then, and another scan may succeed. What the kernel lacks or does not permit
+ * is a note. Release *ret by nd_scan_free(). Any thread. Blocks for milliseconds, unless a device hangs in open().
  */
 int nd_scan_run(const struct nd_source *s, const struct nd_scan_options *o, struct nd_scan **ret,
 		struct dray_err *reterr);
+/* What to do about a scan that failed with r. */
+const char *nd_scan_remedy(int r);
 /* Adds a reference, to be dropped by nd_scan_free(). Any thread; a shared scan is immutable. */
 struct nd_scan *nd_scan_ref(struct nd_scan *scan);
 struct nd_scan *nd_scan_free(struct nd_scan *scan);

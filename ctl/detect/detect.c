@@ -87,10 +87,10 @@ static int print(struct ctl *c, const struct ctl_detect *d)
 	dray_auto(nd_scan_free) struct nd_scan *scan = NULL;
 	struct dray_err err = DRAY_ERR_NULL;
 	struct ctl_cuda cuda;
-	int r;
+	int r = nd_scan_run(&d->source, &d->options, &scan, &err);
 
-	if (nd_scan_run(&d->source, &d->options, &scan, &err) < 0)
-		return ctl_failed(c, "%s", err.msg);
+	if (r < 0)
+		return ctl_failed(c, "%s; %s", err.msg, nd_scan_remedy(r));
 	if (c->values[CTL_OPTION_EXPLAIN])
 		return ctl_detect_explain(c, scan, c->values[CTL_OPTION_EXPLAIN]);
 	if (c->format == CTL_PLAIN) {

@@ -102,6 +102,19 @@ static int examine_peer(struct ctl *c)
 	return status < 0 || ctl_flush(c) < 0 ? -1 : status;
 }
 
+/* Nothing else can be checked then. */
+static int report_failed_scan(struct ctl *c, int error, const char *why)
+{
+	struct nd_findings found = { .v = NULL };
+	int status;
+
+	if (!nd_findings_add(&found, ND_ERROR, "scan", "", nd_scan_remedy(error), "%s", why))
+		return ctl_no_memory(c);
+	status = print(c, &found);
+	nd_findings_deinit(&found);
+	return status;
+}
+
 static int examine(struct ctl *c, const struct ctl_detect *d)
 {
 	uint64_t register_bytes = (uint64_t)c->numbers[CTL_OPTION_REGISTER];
@@ -109,10 +122,10 @@ static int examine(struct ctl *c, const struct ctl_detect *d)
 	struct dray_err err = DRAY_ERR_NULL;
 	struct nd_findings found;
 	struct ctl_cuda cuda;
-	int status;
+	int status = nd_scan_run(&d->source, &d->options, &scan, &err);
 
-	if (nd_scan_run(&d->source, &d->options, &scan, &err) < 0)
-		return ctl_failed(c, "%s", err.msg);
+	if (status < 0)
+		return report_failed_scan(c, status, err.msg);
 	if (nd_doctor(&d->source, scan, register_bytes, &found) < 0)
 		return ctl_no_memory(c);
 	ctl_cuda_look(&cuda, c->values[CTL_OPTION_GPU_PLUGIN], scan, nd_is_live(&d->source));

@@ -23,6 +23,6 @@ int nd_sysfs_tables(const struct nd_source *s, const struct nd_links *links, str
 
 /*
  * verbs.c: the same tables and the MTUs, by libibverbs, with each GID proved by an address handle to itself. Unless
- * the device opens, errno is returned in d->open_error and nothing is read. 0 or -ENOMEM.
+ * the device opens, errno is returned in d->open_error and nothing is read. 0, -ENOMEM, or nd_is_shortage().
  */
 int nd_verbs_tables(const struct nd_links *links, struct nd_device *d);

@@ -9,7 +9,6 @@
 
 #include "netdetect/rdma/internal.h"
 #include "netdetect/source/netlink.h"
-#include "schema/gen/errors.h"
 
 static int query_ports(const struct nd_source *s, struct nd_devices *d, struct nd_device *device,
 		       struct dray_err *reterr)
@@ -25,12 +24,6 @@ static int query_ports(const struct nd_source *s, struct nd_devices *d, struct n
 	return r == -ENODEV || r == -EINVAL ? 0 : r;
 }
 
-static bool is_unsupported(int r)
-{
-	return r == -EPROTONOSUPPORT || r == -EOPNOTSUPP || r == -EAFNOSUPPORT || r == -EINVAL ||
-	       r == -EPERM;
-}
-
 /* *ret_answered: the kernel, or a recording, listed its devices, even if there are none. */
 static int query_devices(const struct nd_source *s, struct nd_devices *d, bool *ret_answered,
 			 struct dray_err *reterr)
@@ -40,7 +33,7 @@ static int query_devices(const struct nd_source *s, struct nd_devices *d, bool *
 	int r = nd_query(s, ND_GET_RDMA_DEVICES, NULL, 0, nd_rdma_message, d, &d->n, &err);
 
 	/* a kernel without RDMA netlink may still show devices in sysfs */
-	if (is_unsupported(r))
+	if (nd_is_unsupported(r))
 		return 0;
 	*ret_answered = nd_is_live(s) ||
 			access(nd_path(s, path, "/netlink/%s", nd_record_name(ND_GET_RDMA_DEVICES)),
@@ -108,6 +101,8 @@ static int complete(const struct nd_source *s, const struct nd_links *links, str
 	d->open_error = try_node(s, d);
 	if (!d->open_error)
 		r = nd_verbs_tables(links, d);
+	if (nd_is_shortage(-d->open_error))
+		return -d->open_error;
 	if (d->open_error)
 		r = nd_sysfs_tables(s, links, d);
 	for (size_t i = 0; i < d->n_ports; i++)
@@ -139,8 +134,8 @@ int nd_devices_scan(const struct nd_source *s, const struct nd_links *links, str
 		r = complete(s, links, &d.v[i]);
 	if (r < 0) {
 		nd_devices_deinit(&d);
-		return dray_err_set(reterr, r, r == -ENOMEM ? DRAY_E_NO_MEMORY : DRAY_E_IO,
-				    "RDMA devices cannot be read: %s", dray_errno_text(r));
+		return dray_err_set(reterr, r, nd_error_code(r), "RDMA devices cannot be read: %s",
+				    dray_errno_text(r));
 	}
 	if (d.n)
 		qsort(d.v, d.n, sizeof(*d.v), by_name);

@@ -156,9 +156,12 @@ static struct ibv_context *open_by_name(const char *name)
 
 int nd_verbs_tables(const struct nd_links *links, struct nd_device *d)
 {
-	struct ibv_context *context = open_by_name(d->name);
-	int r = 0;
+	struct ibv_context *context;
+	int r = nd_descriptors_check();
 
+	if (r < 0)
+		return r;
+	context = open_by_name(d->name);
 	if (!context) {
 		d->open_error = errno ? errno : ENODEV;
 		return 0;

@@ -14,9 +14,11 @@
 #include <unistd.h>
 
 #include "lib/cleanup.h"
-#include "schema/gen/errors.h"
 
 #define REPEATS_MAX 8
+/* Between two tries, so that a burst of changes can end; it doubles up to the second value. */
+#define PAUSE_US 1000
+#define PAUSE_MAX_US 8000
 #define ANSWER_SECONDS 5
 /* The kernel fills the reader's buffer, up to 32 KiB for each message of a dump. */
 #define BUFFER 65536
@@ -228,14 +230,24 @@ static int ask_once(const struct query *q)
 static int ask_kernel(const struct query *q, size_t *count)
 {
 	size_t before = count ? *count : 0;
+	useconds_t pause = PAUSE_US;
 	int r = ask_once(q);
 
 	for (int i = 0; (r == -EINTR || r == -ENOBUFS) && i < REPEATS_MAX; i++) {
+		usleep(pause);
+		pause = dray_min(2 * pause, (useconds_t)PAUSE_MAX_US);
 		if (count)
 			*count = before;
 		r = ask_once(q);
 	}
 	return r;
+}
+
+bool nd_is_unsupported(int r)
+{
+	/* sock_diag answers ENOENT if it has no module for the family */
+	return r == -EPROTONOSUPPORT || r == -EOPNOTSUPP || r == -EAFNOSUPPORT || r == -EINVAL ||
+	       r == -EPERM || r == -EACCES || r == -ENOENT;
 }
 
 int nd_query(const struct nd_source *s, enum nd_request request, const void *body, size_t n,
@@ -246,7 +258,6 @@ int nd_query(const struct nd_source *s, enum nd_request request, const void *bod
 
 	if (r >= 0)
 		return 0;
-	return dray_err_set(reterr, r, r == -ENOMEM ? DRAY_E_NO_MEMORY : DRAY_E_IO,
-			    "the netlink request \"%s\" failed: %s", q.request->record,
-			    dray_errno_text(r));
+	return dray_err_set(reterr, r, nd_error_code(r), "the netlink request \"%s\" failed: %s",
+			    q.request->record, dray_errno_text(r));
 }

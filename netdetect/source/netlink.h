@@ -34,11 +34,13 @@ enum nd_request {
 /* The file that a recorded machine has in netlink/ for the request. */
 const char *nd_record_name(enum nd_request r);
 
+/* True for an -errno by which the kernel says that it lacks the protocol or the request, or permits neither. Pure. */
+bool nd_is_unsupported(int r);
+
 /*
  * Sends a request with n bytes of body, and calls fn for each message of the answer. An interrupted dump
- * (NLM_F_DUMP_INTR) or an overrun (ENOBUFS) is repeated up to 8 times. count: the elements that fn has collected, or
- * NULL; it is set back to its first value before a repetition. 0, or -errno with reterr set; -EPROTONOSUPPORT and
- * -EOPNOTSUPP if the kernel lacks the protocol or the request.
+ * (NLM_F_DUMP_INTR) or an overrun (ENOBUFS) is repeated up to 8 times, after pauses of 1 to 8 ms. count: the elements that fn has collected, or
+ * NULL; it is set back to its first value before a repetition. 0, or -errno with reterr set.
  */
 int nd_query(const struct nd_source *s, enum nd_request request, const void *body, size_t n,
 	     nd_message_fn fn, void *arg, size_t *count, struct dray_err *reterr);

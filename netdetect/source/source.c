@@ -12,6 +12,10 @@
 #include <unistd.h>
 
 #include "lib/file.h"
+#include "schema/gen/errors.h"
+
+/* libibverbs holds fewer at once while it lists devices. */
+#define SPARE_FDS 8
 
 int nd_source_open(struct nd_source *s, const char *dir)
 {
@@ -54,11 +58,44 @@ const char *nd_path(const struct nd_source *s, char ret[ND_PATH_MAX], const char
 	return ret;
 }
 
-static int read_text(const char *path, char *buf, size_t n)
+bool nd_is_shortage(int r)
+{
+	return r == -EMFILE || r == -ENFILE;
+}
+
+int nd_descriptors_check(void)
+{
+	int fds[SPARE_FDS], n = 0, r = 0;
+
+	while (n < SPARE_FDS && !r) {
+		fds[n] = open("/", O_PATH | O_CLOEXEC);
+		if (fds[n] >= 0)
+			n++;
+		else
+			r = nd_is_shortage(-errno) ? -errno : 1;
+	}
+	while (n)
+		dray_close(fds[--n]);
+	return dray_min(r, 0);
+}
+
+int nd_error_code(int r)
+{
+	return r == -ENOMEM ? DRAY_E_NO_MEMORY : nd_is_shortage(r) ? DRAY_E_NO_FDS : DRAY_E_IO;
+}
+
+static void note_failure(const struct nd_source *s, int r)
+{
+	if (s->shortage && !*s->shortage && nd_is_shortage(r))
+		*s->shortage = r;
+}
+
+static int read_text(const struct nd_source *s, const char *path, char *buf, size_t n)
 {
 	ssize_t got = dray_file_read(AT_FDCWD, path, O_NONBLOCK, buf, n);
 
 	if (got < 0) {
+		note_failure(s, (int)got);
 		buf[0] = '\0';
 		return (int)got;
 	}
@@ -73,7 +110,7 @@ int nd_read_text(const struct nd_source *s, char *buf, size_t n, const char *fmt
 	char path[ND_PATH_MAX];
 
 	PATH_FROM_ARGS(s, path, fmt);
-	return read_text(path, buf, n);
+	return read_text(s, path, buf, n);
 }
 
 int nd_read_int(const struct nd_source *s, int *ret, const char *fmt, ...)
@@ -83,7 +120,7 @@ int nd_read_int(const struct nd_source *s, int *ret, const char *fmt, ...)
 	int r;
 
 	PATH_FROM_ARGS(s, path, fmt);
-	r = read_text(path, text, sizeof(text));
+	r = read_text(s, path, text, sizeof(text));
 	if (r < 0)
 		return r;
 	errno = 0;
@@ -110,9 +147,13 @@ const char *nd_read_link(const struct nd_source *s, char target[ND_PATH_MAX], co
 DIR *nd_open_dir(const struct nd_source *s, const char *fmt, ...)
 {
 	char path[ND_PATH_MAX];
+	DIR *dir;
 
 	PATH_FROM_ARGS(s, path, fmt);
-	return opendir(path);
+	dir = opendir(path);
+	if (!dir)
+		note_failure(s, -errno);
+	return dir;
 }
 
 const char *nd_next_entry(DIR *dir)

@@ -19,14 +19,30 @@
 
 struct nd_source {
 	char root[ND_PATH_MAX / 2]; /* "": the kernel */
+	int *shortage; /* takes the first nd_is_shortage() that a function below meets; NULL: not wanted */
 };
 
-#define ND_SOURCE_LIVE ((struct nd_source){ "" })
+#define ND_SOURCE_LIVE ((struct nd_source){ .root = "" })
 
 static inline bool nd_is_live(const struct nd_source *s)
 {
 	return !s->root[0];
 }
+
+/*
+ * True for an -errno that says nothing about the file: this process or the host is out of descriptors. Readers of optional
+ * files take any failure for absence; nd_source.shortage tells their caller about these. Pure.
+ */
+bool nd_is_shortage(int r);
+
+/*
+ * 0, or the nd_is_shortage() of this moment: a few descriptors are free. For libraries that take the lack of descriptors for
+ * an empty list of devices.
+ */
+int nd_descriptors_check(void);
+
+/* The enum dray_error for a read that failed with this -errno. Pure. */
+int nd_error_code(int r);
 
 /* dir: a recorded machine. 0, -ENOTDIR, -ENOENT if it has no sys/, -ENAMETOOLONG. */
 int nd_source_open(struct nd_source *s, const char *dir);

@@ -2,6 +2,7 @@
 """drayctl detect and doctor: recorded machines, this kernel's objects compared with ip and ss, --watch, and the agent's use of them."""
 
 import contextlib
+import errno
 import json
 import os
 import pathlib
@@ -9,6 +10,7 @@ import re
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 
@@ -179,6 +181,19 @@ def test_damaged_dumps(machines, tmp_path, damage):
     found = detect(tmp_path)
     assert len(found["gpus"]) == 8
     assert damage == "empty" or {n["about"] for n in found["notes"]} >= {"links", "devices"}
+
+
+def test_a_scan_that_fails(tmp_path):
+    """A dump that failed is an error with a remedy, not a machine without devices."""
+    models.hgx_8x8().write(tmp_path)
+    # NLMSG_ERROR, and the request's header
+    (tmp_path / "netlink/rdma_dev").write_bytes(struct.pack("=IHHIIi16x", 36, 2, 0, 0, 0, -errno.EMFILE))
+    out = ctl("detect", "--from-sysfs", tmp_path, status=1)
+    assert "devices: the netlink request \"rdma_dev\" failed: Too many open files; raise the limit" in out
+    found = json.loads(ctl("doctor", "--json", "--from-sysfs", tmp_path, status=2))
+    conform(found, schema_of("doctor"))
+    finding, = found["findings"]
+    assert (finding["severity"], finding["check"]) == ("error", "scan") and "raise the limit" in finding["fix"]
 
 
 # --- usage errors -----------------------------------------------------------------------------------

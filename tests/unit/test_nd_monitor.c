@@ -15,8 +15,8 @@
 #include <unistd.h>
 
 #include "tests/unit/cm.h"
+#include "tests/unit/netns.h"
 
-#define SKIPPED 77
 #define STORM 6000
 #define SCANS 30
 #define STEADY 1000
@@ -42,34 +42,6 @@ static bool readable(struct nd_monitor *m, int ms)
 
 	return poll(&p, 1, ms) == 1;
 }
-
-/* Runs fn in a child, because a process cannot return to its former namespace. */
-static void in_namespace(void (*fn)(void))
-{
-	int status;
-	pid_t pid = fork();
-
-	assert_true(pid >= 0);
-	if (!pid) {
-		if (unshare(geteuid() ? CLONE_NEWUSER | CLONE_NEWNET : CLONE_NEWNET) < 0)
-			_exit(SKIPPED);
-		fn();
-		_exit(0);
-	}
-	assert_int_equal(waitpid(pid, &status, 0), pid);
-	if (WIFEXITED(status) && WEXITSTATUS(status) == SKIPPED)
-		skip();
-	assert_int_equal(status, 0);
-}
-
-/* For a child: an assertion of cmocka would continue with the other tests there. */
-#define CHECK(x)                                                       \
-	do {                                                           \
-		if (!(x)) {                                            \
-			fprintf(stderr, "%d: not %s\n", __LINE__, #x); \
-			_exit(1);                                      \
-		}                                                      \
-	} while (0)
 
 static void changes(void)
 {
@@ -139,17 +111,17 @@ static void scan_while_it_changes(void)
 
 static void test_changes(void **state)
 {
-	in_namespace(changes);
+	netns_run(changes);
 }
 
 static void test_storm(void **state)
 {
-	in_namespace(storm);
+	netns_run(storm);
 }
 
 static void test_scan_while_it_changes(void **state)
 {
-	in_namespace(scan_while_it_changes);
+	netns_run(scan_while_it_changes);
 }
 
 int main(void)

@@ -1,14 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* PCI distances, and the choice of RNICs for each GPU. */
+/* PCI distances, the choice of RNICs for each GPU, and scans that cannot see something. */
 #include "netdetect/topology/topology.h"
 
+#include <errno.h>
+#include <linux/netlink.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include "netdetect/choose/rnic.h"
 #include "netdetect/scan.h"
 #include "netdetect/topology/pci.h"
+#include "schema/gen/errors.h"
 #include "tests/unit/cm.h"
 
 static struct nd_pci_place place(const char *host, int numa, const char *a, const char *b,
@@ -227,15 +232,120 @@ static void hidden_gpus_are_counted(void **state)
 	check_hidden(0);
 }
 
+/* --- what a scan cannot see ------------------------------------------------------------------------------- */
+
+/* The kernel answers the dump with an error. */
+static void record_error(const char *dump, int error)
+{
+	struct {
+		struct nlmsghdr h;
+		struct nlmsgerr e;
+	} m = { { sizeof(m), NLMSG_ERROR, 0, 0, 0 }, { .error = error } };
+	char path[CM_DIR_BYTES + 32];
+	FILE *f;
+
+	cm_file_write(cm_dir, "netlink/none", "");
+	snprintf(path, sizeof(path), "%s/netlink/%s", cm_dir, dump);
+	f = fopen(path, "we");
+	assert_non_null(f);
+	assert_int_equal(fwrite(&m, sizeof(m), 1, f), 1);
+	assert_int_equal(fclose(f), 0);
+}
+
+static int run_scan(struct nd_scan **ret, struct dray_err *err)
+{
+	struct nd_scan_options options = { .flags = ND_SCAN_LISTENERS };
+	struct nd_source s;
+
+	*err = DRAY_ERR_NULL;
+	assert_int_equal(nd_source_open(&s, cm_dir), 0);
+	return nd_scan_run(&s, &options, ret, err);
+}
+
+/* A dump that failed is not one without elements. */
+static void a_failed_dump_fails_the_scan(void **state)
+{
+	static const struct {
+		const char *dump, *about;
+		int error, code;
+	} cases[] = { { "link", "links", -EINTR, DRAY_E_IO },
+		      { "addr", "links", -ENOBUFS, DRAY_E_IO },
+		      { "rdma_dev", "devices", -ENFILE, DRAY_E_NO_FDS },
+		      { "rdma_dev", "devices", -EMFILE, DRAY_E_NO_FDS },
+		      { "listen", "listeners", -ETIMEDOUT, DRAY_E_IO } };
+	struct nd_scan *scan = NULL;
+	struct dray_err err;
+
+	cm_file_write(cm_dir, "sys/here", "");
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(cases); i++) {
+		record_error(cases[i].dump, cases[i].error);
+		assert_int_equal(run_scan(&scan, &err), cases[i].error);
+		assert_null(scan);
+		assert_int_equal(err.code, cases[i].code);
+		assert_memory_equal(err.msg, cases[i].about, strlen(cases[i].about));
+		assert_true(*nd_scan_remedy(cases[i].error));
+		/* the next scan succeeds */
+		record_error(cases[i].dump, 0);
+	}
+	assert_int_equal(run_scan(&scan, &err), 0);
+	nd_scan_free(scan);
+}
+
+/* A kernel that lacks the request has nothing to show, and never will. */
+static void what_the_kernel_lacks_is_a_note(void **state)
+{
+	static const char *const dumps[] = { "link", "listen", "rdma_dev" };
+	static const int errors[] = { -EPROTONOSUPPORT, -EOPNOTSUPP, -EPERM, -ENOENT };
+	struct nd_scan *scan;
+	struct dray_err err;
+
+	cm_file_write(cm_dir, "sys/here", "");
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(errors); i++) {
+		for (size_t k = 0; k < DRAY_ARRAY_SIZE(dumps); k++)
+			record_error(dumps[k], errors[i]);
+		assert_int_equal(run_scan(&scan, &err), 0);
+		/* sysfs, which is asked then, has no RDMA devices, either */
+		assert_int_equal(scan->n_notes, 2);
+		assert_int_equal(scan->devices.n, 0);
+		nd_scan_free(scan);
+	}
+}
+
+/* Files that do not open for want of descriptors are not taken for files that are not there. */
+static void without_descriptors(void **state)
+{
+	struct rlimit before, low;
+	struct nd_scan *scan = NULL;
+	struct dray_err err;
+	int spare = dup(0);
+
+	close(spare);
+	cm_file_write(cm_dir, "sys/class/infiniband/mlx5_0/ports/1/state", "4: ACTIVE\n");
+	assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+	/* with one the folder of the devices opens, and no file in it */
+	for (int n = 0; n < 2; n++) {
+		low = before;
+		low.rlim_cur = (rlim_t)(spare + n);
+		assert_int_equal(setrlimit(RLIMIT_NOFILE, &low), 0);
+		assert_int_equal(run_scan(&scan, &err), -EMFILE);
+		assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+		assert_int_equal(err.code, DRAY_E_NO_FDS);
+	}
+	assert_int_equal(run_scan(&scan, &err), 0);
+	assert_int_equal(scan->devices.v[0].ports[0].state, ND_PORT_ACTIVE);
+	nd_scan_free(scan);
+}
+
 #define TEST(f) cm_test_in_dir(f)
 
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(distances),         TEST(equal_rnics_are_spread),
-		TEST(ports_that_are_down_come_last), TEST(the_requested_number_is_chosen),
-		TEST(functions_that_are_gpus),       TEST(nodes_and_their_cpus),
-		TEST(hidden_gpus_are_counted),
+		cmocka_unit_test(distances),           TEST(equal_rnics_are_spread),
+		TEST(ports_that_are_down_come_last),   TEST(the_requested_number_is_chosen),
+		TEST(functions_that_are_gpus),         TEST(nodes_and_their_cpus),
+		TEST(hidden_gpus_are_counted),         TEST(a_failed_dump_fails_the_scan),
+		TEST(what_the_kernel_lacks_is_a_note), TEST(without_descriptors),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
