@@ -21,6 +21,8 @@
 #define QUOTA_NS (10 * DRAY_NS_PER_SEC)
 /* Longest pause between looks during a storm of events. */
 #define PAUSE_MAX_NS (200 * DRAY_NS_PER_MS)
+/* From a scan that has failed to the next one, if no event comes first. */
+#define AGAIN_NS DRAY_NS_PER_SEC
 
 struct detect {
 	struct detect_deps deps;
@@ -30,6 +32,7 @@ struct detect {
 	sd_event_source *timer;     /* the end of a pause, or the next look at listening sockets */
 	bool of_events;             /* the look was begun by events */
 	bool pausing;
+	bool failing; /* the last scan failed, and the log says so */
 	struct nd_socket_counter counter;
 	struct dray_jobs *jobs;
 	bool search; /* the look reads the listening sockets in any case */
@@ -37,12 +40,14 @@ struct detect {
 	struct dray_job job;
 	struct nd_monitor *monitor;
 	bool looked;      /* at least once */
+	int64_t again_ns; /* the last scan failed: when the next one is due; 0: it did not */
 	struct pace pace; /* the control thread sets it if there is no need to search */
 	struct dray_cpu_limits limits;
 	int64_t quota_ns; /* when the CPU limit was last read, by either thread */
 	struct nd_scan *found;
 	struct dray_err scan_why; /* the scan failed */
-	bool listened;            /* `listeners` is valid */
+	const char *scan_remedy;
+	bool listened; /* `listeners` is valid */
 	struct nd_listeners listeners;
 	struct dray_err listen_why;
 	struct dray_cpus cpus;
@@ -78,10 +83,19 @@ int detect_check_config(const struct dray_config *cfg, enum dray_config_key_id k
 static void scan_node(struct detect *d)
 {
 	struct nd_scan_options options = options_of(d->deps.cfg);
+	int r = nd_scan_run(&ND_SOURCE_LIVE, &options, &d->found, &d->scan_why);
 
 	d->looked = true;
-	if (nd_scan_run(&ND_SOURCE_LIVE, &options, &d->found, &d->scan_why) >= 0)
-		nd_monitor_follow(d->monitor, d->found);
+	d->scan_remedy = nd_scan_remedy(r);
+	if (r >= 0)
+		r = nd_monitor_follow(d->monitor, d->found);
+	d->again_ns = r < 0 ? dray_now().ns + AGAIN_NS : 0;
+}
+
+/* The kernel reports a change once, so after a scan that failed no event may come. */
+static bool must_scan(const struct detect *d)
+{
+	return !d->looked || (d->again_ns && dray_now().ns >= d->again_ns);
 }
 
 static void scan_listeners(struct detect *d)
@@ -124,7 +138,7 @@ static void look(struct dray_job *j)
 {
 	struct detect *d = dray_container_of(j, struct detect, job);
 	int64_t start = dray_now().ns;
-	bool changed = nd_monitor_read(d->monitor) || !d->looked;
+	bool changed = nd_monitor_read(d->monitor) || must_scan(d);
 	/* events that need no scan may come more often than the interval, and then no timer ends */
 	bool due = d->of_events && start >= due_ns(d);
 
@@ -181,6 +195,9 @@ static void take_scan(struct detect *d, struct nd_scan *now)
 {
 	struct nd_scan *old = d->now;
 
+	if (d->failing)
+		log_info("detect", "the node has been scanned again");
+	d->failing = false;
 	log_notes(old, now);
 	if (old)
 		nd_scan_diff(old, now, log_change, NULL);
@@ -197,13 +214,17 @@ static void arm(struct detect *d, int64_t pause_ns)
 	sd_event_source_set_enabled(d->timer, SD_EVENT_ONESHOT);
 }
 
-/* Until an event comes, or the next search for listening sockets is due. */
+/* Until an event comes, the next search for listening sockets is due, or a scan that failed is to be repeated. */
 static void await_look(struct detect *d)
 {
+	int64_t due = d->again_ns ? d->again_ns : INT64_MAX;
+
 	d->pausing = false;
 	sd_event_source_set_enabled(d->changes, SD_EVENT_ON);
 	if (d->deps.listeners && d->deps.cfg->segment.listen_interval)
-		arm(d, dray_max(due_ns(d) - dray_now().ns, (int64_t)0));
+		due = dray_min(due, due_ns(d));
+	if (due < INT64_MAX)
+		arm(d, dray_max(due - dray_now().ns, (int64_t)0));
 }
 
 static void report_cpus(struct detect *d)
@@ -213,6 +234,16 @@ static void report_cpus(struct detect *d)
 		return;
 	d->cpus_seen = d->cpus;
 	d->deps.cpus(d->deps.arg, &d->cpus);
+}
+
+/* Once until a scan succeeds. */
+static void report_failure(struct detect *d)
+{
+	if (!d->failing)
+		log_warning("detect", "%s; %s; %s, trying again every second", d->scan_why.msg,
+			    d->scan_remedy,
+			    d->now ? "keeping the last scan" : "nothing is known of the node yet");
+	d->failing = true;
 }
 
 /* Pauses after events as long as the look took, so that a storm of them takes half a CPU at most. */
@@ -226,8 +257,7 @@ static void handle_look(struct dray_job *j)
 	else
 		await_look(d);
 	if (d->scan_why.code)
-		log_limited(DRAY_LOG_WARNING, "detect", "%s, keeping the last scan",
-			    d->scan_why.msg);
+		report_failure(d);
 	if (d->found)
 		take_scan(d, dray_take(d->found));
 	report_cpus(d);
@@ -247,12 +277,15 @@ static void begin_look(struct detect *d, bool of_events)
 	dray_jobs_add(d->jobs, &d->job, look, handle_look);
 }
 
-static int handle_changes(sd_event_source *source, int fd, uint32_t events, void *arg)
+static void begin_scan(struct detect *d)
 {
-	struct detect *d = arg;
-
 	d->search = false;
 	begin_look(d, true);
+}
+
+static int handle_changes(sd_event_source *source, int fd, uint32_t events, void *arg)
+{
+	begin_scan(arg);
 	return 0;
 }
 
@@ -272,6 +305,10 @@ static int handle_timer(sd_event_source *source, uint64_t usec, void *arg)
 
 	if (d->pausing) {
 		await_look(d);
+		return 0;
+	}
+	if (must_scan(d)) {
+		begin_scan(d);
 		return 0;
 	}
 	count = nd_socket_count_read(&d->counter);

@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The thread that scans the node, while scans fail; in a network namespace of the test. */
+#include "agent/placement/detect/detect.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+
+#include "lib/time.h"
+#include "tests/unit/cm.h"
+#include "tests/unit/netns.h"
+
+#define LIMIT_NS (20 * DRAY_NS_PER_SEC)
+
+static sd_event *event;
+static unsigned changes;
+static bool lo_up;
+static int log_fd;
+
+static void on_changed(void *arg, struct nd_scan *now)
+{
+	const struct nd_link *lo = nd_link_by_name(&now->links, "lo");
+
+	CHECK(lo);
+	lo_up = lo->up;
+	changes++;
+}
+
+static void on_cpus(void *arg, const struct dray_cpus *now)
+{
+}
+
+/* How often the log has the text. */
+static unsigned logged(const char *text)
+{
+	static char buf[65536];
+	ssize_t n = pread(log_fd, buf, sizeof(buf) - 1, 0);
+	unsigned found = 0;
+
+	buf[n > 0 ? n : 0] = '\0';
+	for (const char *at = buf; (at = strstr(at, text)); at++)
+		found++;
+	return found;
+}
+
+#define RUN_UNTIL(condition)                                                            \
+	do {                                                                            \
+		for (int64_t end_ = dray_now().ns + LIMIT_NS;                           \
+		     !(condition) && dray_now().ns < end_; sd_event_run(event, 100000)) \
+			;                                                               \
+		CHECK(condition);                                                       \
+	} while (0)
+
+/* By a child with this limit of descriptors. All events have come when it returns. */
+static void set_lo_up(const struct rlimit *limit)
+{
+	pid_t pid = fork();
+
+	if (!pid)
+		_exit(setrlimit(RLIMIT_NOFILE, limit) < 0 || system("ip link set lo up") != 0);
+	CHECK(waitpid(pid, NULL, 0) == pid);
+}
+
+/* Keeps the last scan, says so once, and scans again although no further event comes. */
+static void scans_fail(void)
+{
+	static struct dray_config cfg;
+	struct detect *d;
+	struct dray_err err = DRAY_ERR_NULL;
+	struct rlimit before, low;
+	int spare;
+
+	log_fd = memfd_create("log", MFD_CLOEXEC);
+	CHECK(log_fd >= 0 && dup2(log_fd, STDERR_FILENO) >= 0);
+	CHECK(sd_event_new(&event) >= 0);
+	CHECK(detect_new(
+		      &d,
+		      &(struct detect_deps){
+			      .event = event, .cfg = &cfg, .changed = on_changed, .cpus = on_cpus },
+		      &err) == 0);
+	RUN_UNTIL(changes == 1);
+	spare = dup(0);
+	close(spare);
+	CHECK(getrlimit(RLIMIT_NOFILE, &before) == 0);
+	low = before;
+	low.rlim_cur = (rlim_t)spare;
+	CHECK(setrlimit(RLIMIT_NOFILE, &low) == 0);
+	set_lo_up(&before);
+	RUN_UNTIL(logged("keeping the last scan"));
+	CHECK(changes == 1 && !lo_up);
+	CHECK(setrlimit(RLIMIT_NOFILE, &before) == 0);
+	RUN_UNTIL(lo_up);
+	CHECK(logged("keeping the last scan") == 1 && logged("scanned again") == 1);
+	detect_free(d);
+	sd_event_unref(event);
+}
+
+static void test_scans_fail(void **state)
+{
+	netns_run(scans_fail);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_scans_fail),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
