@@ -150,23 +150,22 @@ static struct store_space *next_space(struct store *s, const struct store_space 
 }
 
 /* False: these were its last ones. */
-static bool list_space(struct store_space *sp, struct batch *b, uint32_t *bucket, uint32_t max,
+static bool list_space(struct store_space *sp, struct batch *b, uint32_t *group, uint32_t max,
 		       uint32_t *n)
 {
 	uint32_t left = BUCKETS_MAX;
 
 	do {
-		/* half of the room is for the objects of one bucket */
+		/* half of the room is for the objects of one group */
 		if (*n >= max || b->n > b->max / 2 || !left--)
 			return true;
 		if (!sp->n_buckets)
 			return false;
-		/* those of a bucket that is far too full for want of memory may be left out */
-		for (struct store_object *o = sp->buckets[*bucket & (sp->n_buckets - 1)]; o;
-		     o = o->next)
+		/* those of a group that is far too full for want of memory may be left out */
+		for (struct store_object *o = index_first(sp, *group); o; o = index_next(sp, o))
 			*n += put(b, o, true);
-		*bucket = bucket_after(*bucket & (sp->n_buckets - 1), sp->n_buckets);
-	} while (*bucket);
+		*group = index_after(sp, *group);
+	} while (*group);
 	return false;
 }
 
@@ -177,12 +176,12 @@ static bool list(struct store *s, struct batch *b, struct store_listing *at, uin
 
 	/* where a name space was that has been forgotten meanwhile nobody knows: the listing begins anew */
 	if (!sp) {
-		at->bucket = 0;
+		at->group = 0;
 		sp = next_space(s, NULL);
 	}
 	for (; sp; sp = next_space(s, sp)) {
 		memcpy(at->space, sp->name, sizeof(at->space));
-		if (list_space(sp, b, &at->bucket, max, &n))
+		if (list_space(sp, b, &at->group, max, &n))
 			return true;
 	}
 	return false;
@@ -199,7 +198,7 @@ bool store_list(struct store *s, struct store_listing *at, uint32_t max, store_c
 	more = list(s, b, at, max);
 	pthread_mutex_unlock(&s->lock);
 	if (!more)
-		*at = (struct store_listing){ .bucket = 0 };
+		*at = (struct store_listing){ .group = 0 };
 	while (b->at < b->n)
 		take(b, fn, arg);
 	return more;

@@ -116,7 +116,9 @@ struct store_space {
 	struct owner_account *account;       /* of that owner; else NULL */
 	struct dray_list members;
 	struct store_object **buckets;
-	uint32_t n_buckets, n_objects; /* n_buckets: a power of two */
+	uint32_t n_slots; /* room for buckets, a power of two */
+	uint32_t n_buckets; /* more than half of that: the lower half, and those that were divided off */
+	uint32_t n_objects;
 	uint64_t seed;
 	struct policy *policy;
 	struct policy
@@ -248,6 +250,21 @@ bool memory_shrink(struct store_space *sp);
 /* Evicts all objects of the segment that has the fewest, if none of them is held, and no user has the segment. */
 void memory_clear(struct store_space *sp);
 
+/* index.c */
+uint32_t item_hash(const struct store_space *sp, struct store_key key);
+/* Room in the index for one more. False: there is no memory even for the first one. */
+bool index_room(struct store_space *sp);
+void index_add(struct store_space *sp, struct store_object *o);
+void index_del(struct store_space *sp, struct store_object *o);
+struct store_object *index_find(const struct store_space *sp, struct store_key key, uint32_t hash);
+/*
+ * A walk over an index with buckets, in as many turns as wanted; objects may come and go between them. It begins with group 0, and ends
+ * when index_after() is 0. Each object that is there all the time is met once.
+ */
+struct store_object *index_first(const struct store_space *sp, uint32_t group);
+struct store_object *index_next(const struct store_space *sp, const struct store_object *o);
+uint32_t index_after(const struct store_space *sp, uint32_t group);
+
 /* object.c */
 /* An object with its key and without an owner. NULL: no memory. */
 struct store_object *item_new(struct store *s, struct store_key key);
@@ -256,11 +273,8 @@ void item_dealloc(struct store *s, struct store_object *o);
 void item_forget(struct store_object *o);
 /* A live object enters the policy of memory or of the disk, by where it is. Its bytes, cost and tag are set. 0 or -ENOMEM. */
 int item_enter(struct store_object *o);
-uint32_t item_hash(const struct store_space *sp, struct store_key key);
-/* Room in the index for one more. False: there is no memory. */
-bool index_room(struct store_space *sp);
-/* A live object, which is not on disk. */
-void index_add(struct store_space *sp, struct store_object *o);
+/* A live object, which is not on disk, is found from now on. There is room for it in the index. */
+void item_list(struct store_object *o);
 void count_unsaved(struct store_object *o, bool enters);
 /* Evicts one object from memory. False: there is none to evict. */
 bool item_evict(struct store_space *sp);
@@ -362,13 +376,6 @@ static inline void trace_object(struct store_space *sp, enum store_operation ope
 /* verify.c */
 /* After the disk has been closed. */
 void verify_free(struct store_verify *v);
-
-/* search.c */
-/*
- * The bucket after this one in the order of their reversed bits: when the index doubles, each bucket becomes two that follow each
- * other in this order, so that none is looked at twice or left out. 0: that was the last one.
- */
-uint32_t bucket_after(uint32_t at, uint32_t n_buckets);
 
 /* changes.c */
 /* An object of a name space with a name has appeared, or is gone. */

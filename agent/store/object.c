@@ -1,14 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The index of a name space, and what happens to an object from its PUT to its end. */
+/* What happens to an object from its PUT to its end. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "agent/store/internal.h"
-#include "lib/hash.h"
 #include "schema/gen/errors.h"
-
-#define BUCKETS_MIN 64
 
 int store_keys_split(struct store_key *keys, uint32_t max, struct dray_blob blob,
 		     struct dray_err *reterr)
@@ -30,49 +27,9 @@ int store_keys_split(struct store_key *keys, uint32_t max, struct dray_blob blob
 	return (int)n;
 }
 
-/* Keys come from clients, so that each name space has a seed. */
-uint32_t item_hash(const struct store_space *sp, struct store_key key)
-{
-	return (uint32_t)dray_hash(sp->seed, key.p, key.n);
-}
-
-static struct store_object *find_hashed(struct store_space *sp, struct store_key key, uint32_t h)
-{
-	struct store_object *o = sp->n_buckets ? sp->buckets[h & (sp->n_buckets - 1)] : NULL;
-
-	while (o && (o->policy.tag != h || o->key_n != key.n || memcmp(o->key, key.p, key.n)))
-		o = o->next;
-	return o;
-}
-
 struct store_object *item_find(struct store_space *sp, struct store_key key)
 {
-	return find_hashed(sp, key, item_hash(sp, key));
-}
-
-/* Without memory for more buckets the index becomes slow. False: there is not even a first one. */
-bool index_room(struct store_space *sp)
-{
-	uint32_t n = dray_max(sp->n_buckets * 2, (uint32_t)BUCKETS_MIN);
-	struct store_object **buckets;
-
-	if (sp->n_objects < sp->n_buckets || sp->n_buckets >= 1u << 31)
-		return true;
-	buckets = calloc(n, sizeof(struct store_object *));
-	if (!buckets)
-		return sp->n_buckets;
-	for (uint32_t i = 0; i < sp->n_buckets; i++)
-		for (struct store_object *o = sp->buckets[i], *next; o; o = next) {
-			struct store_object **at = &buckets[o->policy.tag & (n - 1)];
-
-			next = o->next;
-			o->next = *at;
-			*at = o;
-		}
-	free(sp->buckets);
-	sp->buckets = buckets;
-	sp->n_buckets = n;
-	return true;
+	return index_find(sp, key, item_hash(sp, key));
 }
 
 /* The bytes of an object enter memory, or leave it. */
@@ -97,34 +54,14 @@ void count_unsaved(struct store_object *o, bool enters)
 	t->unsaved_bytes += enters ? o->policy.bytes : 0 - o->policy.bytes;
 }
 
-void index_add(struct store_space *sp, struct store_object *o)
+void item_list(struct store_object *o)
 {
-	struct store_object **at = &sp->buckets[o->policy.tag & (sp->n_buckets - 1)];
-
-	o->next = *at;
-	*at = o;
-	sp->n_objects++;
-	sp->store->totals.objects++;
+	index_add(o->member->space, o);
+	store_of(o)->totals.objects++;
 	count_unsaved(o, true);
 	if (o->resident)
 		count_memory(o, true);
 	change_add(o, true);
-}
-
-static void index_del(struct store_space *sp, struct store_object *o)
-{
-	struct store_object **at = &sp->buckets[o->policy.tag & (sp->n_buckets - 1)];
-
-	while (*at != o)
-		at = &(*at)->next;
-	*at = o->next;
-	sp->n_objects--;
-	sp->store->totals.objects--;
-	if (!is_on_disk(o))
-		count_unsaved(o, false);
-	if (o->resident)
-		count_memory(o, false);
-	change_add(o, false);
 }
 
 /* That a live object is in. */
@@ -232,6 +169,12 @@ static void item_free(struct store_object *o)
 static void unlist(struct store_object *o)
 {
 	index_del(o->member->space, o);
+	store_of(o)->totals.objects--;
+	if (!is_on_disk(o))
+		count_unsaved(o, false);
+	if (o->resident)
+		count_memory(o, false);
+	change_add(o, false);
 	o->state = OBJECT_GONE;
 	if (!o->holds)
 		item_free(o);
@@ -422,7 +365,7 @@ static enum dmsg_store_status put_begin(struct store_member *m, struct store_key
 {
 	struct store_space *sp = m->space;
 	uint32_t h = item_hash(sp, key);
-	struct store_object *o = find_hashed(sp, key, h);
+	struct store_object *o = index_find(sp, key, h);
 
 	if (o && goes_elsewhere(kind))
 		return item_meets_forward(o, kind == PUT_PREFER);
@@ -511,7 +454,7 @@ bool store_keeps(struct store_member *m, struct store_key key)
 
 static struct store_object *is_there(const struct store_object *o)
 {
-	return find_hashed(o->member->space, (struct store_key){ o->key, o->key_n }, o->policy.tag);
+	return index_find(o->member->space, (struct store_key){ o->key, o->key_n }, o->policy.tag);
 }
 
 bool item_appear(struct store_object *o)
@@ -521,7 +464,7 @@ bool item_appear(struct store_object *o)
 	if (is_there(o) || !index_room(sp) || item_enter(o) < 0)
 		return false;
 	o->state = OBJECT_LIVE;
-	index_add(sp, o);
+	item_list(o);
 	if (o->holds)
 		hold(o);
 	return true;

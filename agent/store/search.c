@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The most valuable objects of a name space, and those of them that are only on disk brought into memory. A search looks at all
- * objects of the index, some buckets in a turn, and keeps the best. Between turns objects come and go, and the index may double.
+ * objects of the index, some buckets in a turn, and keeps the best. Between turns objects come and go, and the index may grow.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -22,7 +22,7 @@ struct store_search {
 	uint32_t uid;
 	bool disk_only;
 	bool left_out; /* some objects, for which their owners have no room in memory */
-	uint32_t at;   /* the bucket that is next */
+	uint32_t at;   /* the group of the index that is next */
 	uint32_t most, n;
 	double least;           /* others are worth no more than what has been found */
 	struct store_found v[]; /* twice `most` */
@@ -116,29 +116,16 @@ static void look_at(struct store_search *q, struct store_object *o)
 		cut(q);
 }
 
-static uint32_t reversed(uint32_t v)
-{
-	v = __builtin_bswap32(v);
-	v = (v & 0xf0f0f0f0u) >> 4 | (v & 0x0f0f0f0fu) << 4;
-	v = (v & 0xccccccccu) >> 2 | (v & 0x33333333u) << 2;
-	return (v & 0xaaaaaaaau) >> 1 | (v & 0x55555555u) << 1;
-}
-
-uint32_t bucket_after(uint32_t at, uint32_t n_buckets)
-{
-	return reversed(reversed(at | ~(n_buckets - 1)) + 1);
-}
-
 static bool turn(struct store_search *q, struct store_space *sp)
 {
 	uint32_t objects = 0;
 
 	for (uint32_t i = 0; i < TURN_BUCKETS && objects < TURN_OBJECTS; i++) {
-		struct store_object *o = sp->buckets[q->at & (sp->n_buckets - 1)];
+		struct store_object *o = index_first(sp, q->at);
 
-		for (; o; o = o->next, objects++)
+		for (; o; o = index_next(sp, o), objects++)
 			look_at(q, o);
-		q->at = bucket_after(q->at & (sp->n_buckets - 1), sp->n_buckets);
+		q->at = index_after(sp, q->at);
 		if (!q->at)
 			return false;
 	}

@@ -515,7 +515,7 @@ uint32_t store_changes(struct store *s, uint32_t max, store_change_fn fn, void *
 /* Where a listing of all objects of name spaces with a name is. Zeroed: at its start. */
 struct store_listing {
 	char space[DMSG_STORE_SPACE_MAX + 1]; /* "": the first one */
-	uint32_t bucket;
+	uint32_t group;                       /* of the index, that is next */
 };
 /*
  * Gives the next objects, about max and at most a few more, to fn. Objects that come or go meanwhile may be left out, and others be given twice. After

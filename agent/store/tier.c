@@ -383,7 +383,7 @@ static struct store_object *object_found(struct store_member *m, struct store_ke
 		return NULL;
 	}
 	m->refs++;
-	index_add(sp, o);
+	item_list(o);
 	tier_count(o, true);
 	return o;
 }

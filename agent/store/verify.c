@@ -26,7 +26,7 @@ struct store_verify {
 	int64_t due_ns;         /* the next piece */
 	sd_event_source *timer; /* NULL: nobody wants to know more */
 	uint16_t number;
-	uint32_t at;  /* the bucket that is next */
+	uint32_t at;  /* the group of the index that is next */
 	bool begun;   /* the object with this key */
 	bool reading; /* the disk has the request */
 	uint8_t key_n, key[DMSG_STORE_KEY_MAX], name[DISK_KEY_MAX];
@@ -95,12 +95,12 @@ static struct store_object *begin(struct store_verify *v, struct store_object *o
 static struct store_object *unseen(struct store_verify *v, struct store_space *sp)
 {
 	for (uint32_t i = 0; i < TURN_BUCKETS && v->found.more; i++) {
-		struct store_object *o = sp->buckets[v->at & (sp->n_buckets - 1)];
+		struct store_object *o = index_first(sp, v->at);
 
-		for (; o; o = o->next)
+		for (; o; o = index_next(sp, o))
 			if (is_on_disk(o) && disk_part(o)->seen != v->number)
 				return begin(v, o);
-		v->at = bucket_after(v->at & (sp->n_buckets - 1), sp->n_buckets);
+		v->at = index_after(sp, v->at);
 		v->found.more = v->at;
 	}
 	return NULL;

@@ -324,6 +324,35 @@ static void test_search_beside_puts(void **state)
 	store_rig_end(&rig);
 }
 
+/* An object that comes divides a few buckets, however many objects there are. */
+static void test_index_grows_by_steps(void **state)
+{
+	enum { OBJECTS = 5000, STEP = 2 };
+	struct store *s = store_make(POLICY_LRU, true);
+	struct dray_err err = DRAY_ERR_NULL;
+	struct store_user *u = store_user_new(s, &rig.accounts[0], &err);
+	struct store_member *m = store_join(u, (struct dray_str){ "", 0 }, &err);
+	const struct store_space *sp = m->space;
+	char text[16];
+
+	(void)state;
+	put_at(m, 0, 1);
+	for (unsigned k = 1; k < OBJECTS; k++) {
+		uint32_t before = sp->n_buckets;
+
+		put_at(m, k, 1);
+		assert_in_range(sp->n_buckets, before, before + STEP);
+		/* the first one, the last one and one between are found at each step */
+		for (unsigned i = 0; i < 3; i++)
+			assert_non_null(item_find(m->space, key_of(text, k * i / 2)));
+	}
+	assert_in_range(sp->n_buckets, OBJECTS, 2 * OBJECTS);
+	for (unsigned k = 0; k < OBJECTS; k++)
+		assert_non_null(item_find(m->space, key_of(text, k)));
+	store_user_free(u);
+	store_rig_end(&rig);
+}
+
 /* Of more than it keeps, a search has the most valuable ones, in order. */
 static void test_search_keeps_the_best(void **state)
 {
@@ -543,6 +572,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_random),
 		cmocka_unit_test(test_search_beside_puts),
+		cmocka_unit_test(test_index_grows_by_steps),
 		cmocka_unit_test(test_search_keeps_the_best),
 		cmocka_unit_test(test_who_may_use_a_name_space),
 		cmocka_unit_test(test_bytes_of_an_object),

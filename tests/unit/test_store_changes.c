@@ -144,7 +144,7 @@ static void on_listed(void *arg, const struct store_change *c)
 /* Changes that nobody takes are counted, no matter how many; a listing has all objects, also while the index grows. */
 static void test_listing(void **state)
 {
-	struct store_listing at = { .bucket = 0 };
+	struct store_listing at = { .group = 0 };
 	unsigned n = 0, turns = 0;
 	uint64_t lost;
 	char key[24];
@@ -180,7 +180,7 @@ static void test_listing(void **state)
 /* The others are listed all the same. */
 static void test_space_that_is_forgotten(void **state)
 {
-	struct store_listing at = { .bucket = 0 };
+	struct store_listing at = { .group = 0 };
 	struct dmsg_store_result result;
 	char key[16];
 

@@ -271,6 +271,29 @@ static void test_ghost(void **state)
 	ghost_deinit(&g);
 }
 
+/* Room for one more divides one set, whatever there is; what is remembered stays. */
+static void test_ghost_grows_by_steps(void **state)
+{
+	enum { MOST = 3000, SET = 4 };
+	struct ghost g = { .slots = NULL };
+	uint32_t uses = 0, found = 0, before;
+
+	ghost_reserve(&g, 1);
+	ghost_put(&g, 0, 1);
+	for (uint32_t n = 2; n <= MOST; n++) {
+		before = g.n_slots;
+		ghost_reserve(&g, n);
+		assert_in_range(g.n_slots, before, before + SET);
+		assert_true(g.n_slots >= n);
+		ghost_put(&g, n - 1, n);
+	}
+	for (uint32_t i = 0; i < MOST; i++)
+		found += ghost_take(&g, i, &uses) && uses == i + 1;
+	/* what other tags have driven out of full sets is missing */
+	assert_in_range(found, MOST * 3 / 4, MOST);
+	ghost_deinit(&g);
+}
+
 /* The clock of a ghost starts again after its end. */
 static void test_ghost_clock(void **state)
 {
@@ -367,6 +390,7 @@ int main(void)
 		cmocka_unit_test_teardown(test_merit, teardown),
 		cmocka_unit_test_teardown(test_uses_do_not_wrap, teardown),
 		cmocka_unit_test(test_ghost),
+		cmocka_unit_test(test_ghost_grows_by_steps),
 		cmocka_unit_test(test_ghost_clock),
 		cmocka_unit_test(test_trial_is_bounded),
 		cmocka_unit_test(test_saving_by_value),

@@ -253,7 +253,7 @@ static void listing_begin(struct directory *d, bool fast)
 	struct entries *e = &d->entries;
 
 	segment_take(d);
-	e->at = (struct store_listing){ .bucket = 0 };
+	e->at = (struct store_listing){ .group = 0 };
 	e->listing = e->begins = true;
 	e->again = false;
 	e->listed = 0;

@@ -284,7 +284,7 @@ static void listing_begin(struct summarizer *s)
 	if (filter_init(&s->next, filter_bits_for(store_listed(s->x->deps.store)),
 			new_generation()) < 0)
 		return;
-	s->at = (struct store_listing){ .bucket = 0 };
+	s->at = (struct store_listing){ .group = 0 };
 	s->listing = true;
 	s->n_next = 0;
 }

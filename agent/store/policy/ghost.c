@@ -2,15 +2,20 @@
 #include "agent/store/policy/ghost.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "agent/store/policy/internal.h"
+#include "lib/cleanup.h"
 
 #define WAYS 4
-#define SLOTS_MIN 256
+#define SLOTS_MIN 256u
+#define SLOTS_MAX (1u << 31)
 
 static struct ghost_slot *set_of(const struct ghost *g, uint32_t tag)
 {
-	return &g->slots[policy_spread(tag) & (g->n_slots - WAYS)];
+	uint32_t at = policy_spread(tag) & (g->room - WAYS);
+
+	return &g->slots[at < g->n_slots ? at : at - g->room / 2];
 }
 
 /* The slot of the tag, an empty one, or the oldest one. */
@@ -27,22 +32,50 @@ static struct ghost_slot *slot_for(const struct ghost *g, uint32_t tag)
 	return best;
 }
 
+/* Room for twice as many sets. The first ones are empty; a further one is set when it is divided off. */
+static bool double_room(struct ghost *g)
+{
+	uint32_t room = dray_max(g->room * 2, SLOTS_MIN);
+	struct ghost_slot *slots;
+
+	if (g->room == SLOTS_MAX)
+		return false;
+	slots = realloc(g->slots, room * sizeof(struct ghost_slot));
+	if (!slots)
+		return false;
+	if (!g->room) {
+		memset(slots, 0, room * sizeof(struct ghost_slot));
+		g->n_slots = room;
+	}
+	g->slots = slots;
+	g->room = room;
+	return true;
+}
+
+/* The set that comes next gets what is its own of the set that has it until now. */
+static void divide(struct ghost *g)
+{
+	struct ghost_slot *from = &g->slots[g->n_slots - g->room / 2], *to = &g->slots[g->n_slots];
+
+	memset(to, 0, WAYS * sizeof(struct ghost_slot));
+	for (unsigned i = 0; i < WAYS; i++)
+		if (from[i].when && policy_spread(from[i].tag) & g->room / 2) {
+			to[i] = from[i];
+			from[i].when = 0;
+		}
+	g->n_slots += WAYS;
+}
+
 void ghost_reserve(struct ghost *g, uint32_t n)
 {
-	struct ghost larger = { .n_slots = g->n_slots ? g->n_slots : SLOTS_MIN, .clock = g->clock };
-
-	if (g->slots && n <= g->n_slots)
+	if (!g->slots && !double_room(g))
 		return;
-	while (larger.n_slots < n)
-		larger.n_slots *= 2;
-	larger.slots = calloc(larger.n_slots, sizeof(struct ghost_slot));
-	if (!larger.slots)
-		return;
-	for (uint32_t i = 0; i < g->n_slots; i++)
-		if (g->slots[i].when)
-			*slot_for(&larger, g->slots[i].tag) = g->slots[i];
-	free(g->slots);
-	*g = larger;
+	/* a set for each new object, so that few objects come until all sets are divided */
+	do {
+		if (g->n_slots == g->room && (n <= g->room || !double_room(g)))
+			return;
+		divide(g);
+	} while (g->n_slots < n);
 }
 
 void ghost_deinit(struct ghost *g)

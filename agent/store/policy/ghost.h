@@ -2,7 +2,7 @@
 /*
  * What is remembered of objects that were evicted: tag and uses. There is room for as many as there were objects at
  * once. It is divided into sets of four by the tag, and the oldest one of a full set is forgotten. Two keys with the
- * same tag are taken for one.
+ * same tag are taken for one. It grows by a set at a time, by linear hashing as the index of a name space.
  */
 #pragma once
 
@@ -13,7 +13,8 @@ struct ghost {
 	struct ghost_slot {
 		uint32_t tag, when, uses; /* when: 0 in an empty slot */
 	} * slots;                        /* NULL: nothing is remembered */
-	uint32_t n_slots;                 /* a power of two */
+	uint32_t room;                    /* for slots, a power of two */
+	uint32_t n_slots;                 /* more than half of that */
 	uint32_t clock; /* objects remembered so far; starts again from 1 after its end */
 };
 
