@@ -153,6 +153,7 @@ static const struct peers_upcalls peers_up = {
 	.rekey = sessions_remote_rekey,
 	.up = rails_peer_up,
 	.down = rails_peer_down,
+	.quiet = rails_peer_is_quiet,
 	.ports = rails_peer_ports,
 	.grant_keys = rails_grant_keys,
 	.qp_connect = rails_peer_connect,

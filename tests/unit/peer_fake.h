@@ -378,6 +378,14 @@ static bool rig_down_rails(struct rails *rails, dray_handle peer)
 	return r->rails_serve;
 }
 
+static bool rig_quiet(struct rails *rails, dray_handle peer)
+{
+	struct rig *r = (struct rig *)rails;
+
+	(void)peer;
+	return !r->rails_serve;
+}
+
 static void rig_ports(struct rails *rails, dray_handle peer, const struct dray_vec *ports)
 {
 	struct rig *r = (struct rig *)rails;
@@ -553,6 +561,7 @@ static const struct peers_upcalls rig_upcalls = {
 	.changed = rig_changed,
 	.up = rig_up,
 	.down = rig_down_rails,
+	.quiet = rig_quiet,
 	.ports = rig_ports,
 	.keys = rig_keys,
 	.rekey = rig_rekey,

@@ -501,6 +501,7 @@ int nd_rails_to(const struct nd_source *s, const struct nd_links *links,
 void grants_peer_gone(struct regions *r, dray_handle peer)
 {
 	assert_int_equal(peer, PEER);
+	assert_true(rails_peer_is_quiet(lab->rails, peer));
 	lab->quiet++;
 }
 

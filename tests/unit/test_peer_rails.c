@@ -398,6 +398,27 @@ static void test_grants_wait_for_quiet(void **state)
 	assert_int_equal(s.b->grants_held, 1);
 }
 
+/* Nor does the end of a grant by its owner take it for one that the peer cannot use, until no queue pair serves the peer. */
+static void test_fence_waits_for_quiet(void **state)
+{
+	struct rig_import i;
+
+	s.b->rails_serve = true;
+	connect_both(&i);
+	s.a = rig_kill(s.a);
+	UNTIL(s.b->lost);
+	peers_fence(s.b->peers, s.b->lost_peer, 7, DRAY_E_REVOKED);
+	peers_fence(s.b->peers, s.b->lost_peer, RIG_STORED, DRAY_E_REVOKED);
+	assert_int_equal(s.b->fenced, 0);
+	assert_int_equal(s.b->store_fenced, 0);
+	s.b->rails_serve = false;
+	peers_fence(s.b->peers, s.b->lost_peer, 7, DRAY_E_REVOKED);
+	peers_fence(s.b->peers, s.b->lost_peer, RIG_STORED, DRAY_E_REVOKED);
+	assert_int_equal(s.b->fenced, 1);
+	assert_int_equal(s.b->fenced_grant, 7);
+	assert_int_equal(s.b->store_fenced, 1);
+}
+
 static void test_grants_go_at_once(void **state)
 {
 	struct rig_import i;
@@ -456,6 +477,7 @@ int main(void)
 		T(test_stage_no_answer),
 		T(test_stage_lost_in_between),
 		T(test_grants_wait_for_quiet),
+		T(test_fence_waits_for_quiet),
 		T(test_grants_go_at_once),
 		T(test_requests_need_ids),
 		T(test_keys_of_unknown_grants),

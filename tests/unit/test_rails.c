@@ -620,8 +620,11 @@ static void test_serve(void **state)
 	/* the peer is lost while it has a queue pair, which is dead before the peer's grants end */
 	rails_peer_connect(lab->rails, PEER, 8, &m);
 	UNTIL(lab->replies == 2);
+	assert_false(rails_peer_is_quiet(lab->rails, PEER));
 	assert_true(rails_peer_down(lab->rails, PEER));
 	assert_int_equal(lab->quiet, 0);
+	assert_false(rails_peer_is_quiet(lab->rails, PEER));
+	assert_true(rails_peer_is_quiet(lab->rails, PEER + 1));
 	UNTIL(lab->quiet == 1);
 	assert_int_equal(dev.qps, 0);
 	assert_int_equal(lab->told_quiet, 1);
@@ -680,6 +683,7 @@ static void test_serving_queue_pair_stuck(void **state)
 	UNTIL(dev.n_stuck_qps == 1);
 	UNTIL(!IS(0, "up"));
 	assert_int_equal(lab->quiet, 0);
+	assert_false(rails_peer_is_quiet(lab->rails, PEER));
 	assert_int_equal(metric(DRAY_METRIC_RDMA_SERVING_QUEUE_PAIRS), 1);
 	UNTIL((let_go(&said), lab->quiet == 1));
 	assert_int_equal(lab->told_quiet, 1);

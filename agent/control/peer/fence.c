@@ -34,8 +34,10 @@ void peers_fence(struct peers *p, dray_handle handle, dray_handle grant, uint32_
 		request_send(peer, &fence_kind, p->cfg->peer.fence_timeout,
 			     (struct pending_request){ .grant = grant },
 			     &(union pmsg_body){ .fence = { grant, code } });
-	else /* a closed peer uses no grant */
+	else if (p->deps.up->quiet(*p->deps.rails, handle))
+		/* nor by a connection, which is closed */
 		fenced(p, handle, grant);
+	/* else it ends as those of grants_peer_gone() and up->store_gone() */
 }
 
 static struct fence *fence_find(const struct peer *peer, uint64_t grant)

@@ -48,6 +48,8 @@ struct peers_upcalls {
 	 * follows when they are; false: there are none. Until then the peer can reach what it was granted.
 	 */
 	bool (*down)(struct rails *rails, dray_handle peer);
+	/* No queue pair serves the peer: it reaches what it was granted by a connection alone. */
+	bool (*quiet)(struct rails *rails, dray_handle peer);
 	/* The peer's rails, as wire records. */
 	void (*ports)(struct rails *rails, dray_handle peer, const struct dray_vec *ports);
 	/* Keys of a grant that we hold, as wire records. */
@@ -180,7 +182,10 @@ void peer_release(struct peers *p, dray_handle peer, uint64_t grant, enum pmsg_r
 /* Answers up->fenced. */
 void peers_fence_ack(struct peers *p, dray_handle peer, uint64_t grant);
 
-/* Sends FENCE; grant_fenced(), or up->store_fenced, follows on its acknowledgement, on timeout (the peer is then lost) or on loss. */
+/*
+ * Sends FENCE; grant_fenced(), or up->store_fenced, follows on its acknowledgement, and inside the call if the peer is closed and no
+ * queue pair serves it. On timeout the peer is lost. The loss of the peer ends it, too.
+ */
 void peers_fence(struct peers *p, dray_handle peer, dray_handle grant, uint32_t code);
 
 /* Sends a message to a peer, if it is up. request_id: of the peer's request that it answers, or 0. body: NULL without fields. */

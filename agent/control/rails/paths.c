@@ -366,6 +366,14 @@ bool rails_peer_down(struct rails *r, dray_handle handle)
 	return peer->quiet_due;
 }
 
+bool rails_peer_is_quiet(struct rails *r, dray_handle handle)
+{
+	dray_list_for_each(&r->peers, peer, const struct rail_peer, link)
+		if (peer->handle == handle && !dray_list_empty(&peer->serving))
+			return false;
+	return true;
+}
+
 /* An engine does not say more: InfiniBand has LIDs, and it always uses RoCE v2 otherwise. */
 static struct pmsg_port port_of(const struct rails_engine_port *p, uint32_t number)
 {

@@ -106,6 +106,8 @@ void rails_staging_add(struct rails *r, unsigned worker, void *base, uint64_t by
 void rails_peer_up(struct rails *r, dray_handle peer, uint64_t features);
 /* The control connection is down. True: grants_peer_gone() follows; false: no queue pair served the peer. */
 bool rails_peer_down(struct rails *r, dray_handle peer);
+/* No queue pair serves the peer. False after rails_peer_down(): grants_peer_gone() follows. */
+bool rails_peer_is_quiet(struct rails *r, dray_handle peer);
 void rails_peer_ports(struct rails *r, dray_handle peer, const struct dray_vec *ports);
 void rails_peer_connect(struct rails *r, dray_handle peer, uint64_t request_id,
 			const struct pmsg_qp_connect *m);

@@ -36,7 +36,7 @@ struct regions;
 struct sessions;
 
 struct regions_upcalls {
-	/* Send FENCE to the peer; ends by grant_fenced(), inside the call if the peer is closed, or by grants_peer_gone(). */
+	/* Send FENCE to the peer; ends by grant_fenced(), inside the call if the peer is gone, or by grants_peer_gone(). */
 	void (*fence)(struct peers *peers, dray_handle peer, dray_handle grant, uint32_t code);
 	/* Drop this remote, since its token has ended; ends by local_remote_gone(), not inside the call. */
 	void (*revoke_local)(struct sessions *sessions, dray_handle remote, uint32_t code,
