@@ -172,6 +172,70 @@ static void test_shared(void **state)
 	assert_int_equal(dev.mrs, 1);
 }
 
+void __real_rail_regions_check(struct rails *r);
+void __wrap_rail_regions_check(struct rails *r);
+
+/* Regions that were looked at because a registration has ended. */
+static unsigned looks;
+
+void __wrap_rail_regions_check(struct rails *r)
+{
+	for (const struct dray_list *l = r->unheld.next; l != &r->unheld; l = l->next)
+		looks++;
+	__real_rail_regions_check(r);
+}
+
+/* Each region that is removed is looked at when its own registration has ended, not with each of the others. */
+static void test_many_removed(void **state)
+{
+	enum { N = 200 };
+	struct region_view *v[N];
+
+	see(1, 1, 3);
+	UNTIL(IS(0, "up"));
+	for (unsigned i = 0; i < N; i++) {
+		v[i] = view_new(REGION(i + 1), GIB + i * 16384ull, 8192, DMSG_ACCESS_ALL);
+		rails_region_add(lab->rails, v[i], NULL);
+	}
+	UNTIL(metric(DRAY_METRIC_MEMORY_REGIONS) == N);
+	rail_keys_unref(lab->keys);
+	lab->keys = NULL;
+	looks = 0;
+	for (unsigned i = 0; i < N; i++)
+		rails_region_remove(lab->rails, v[i]->o.handle, removed, NULL);
+	UNTIL(lab->done == N);
+	assert_int_equal(looks, N);
+	assert_int_equal(dev.mrs, 1);
+	for (unsigned i = 0; i < N; i++)
+		free(v[i]);
+}
+
+static void gone(void *arg)
+{
+	assert_int_equal(dev.mrs, 1);
+	lab->done++;
+}
+
+/* Two registrations have the same bytes: both regions wait for both. */
+static void test_removed_with_another(void **state)
+{
+	struct region_view *a = view_new(REGION(1), GIB, 8192, DMSG_ACCESS_ALL);
+	struct region_view *b = view_new(REGION(2), GIB, GIB, DMSG_ACCESS_READ);
+
+	see(1, 1, 3);
+	UNTIL(IS(0, "up"));
+	rails_region_add(lab->rails, a, NULL);
+	rails_region_add(lab->rails, b, NULL);
+	UNTIL(metric(DRAY_METRIC_MEMORY_REGIONS) == 2);
+	rail_keys_unref(lab->keys);
+	lab->keys = NULL;
+	rails_region_remove(lab->rails, b->o.handle, gone, NULL);
+	rails_region_remove(lab->rails, a->o.handle, gone, NULL);
+	UNTIL(lab->done == 2);
+	free(a);
+	free(b);
+}
+
 /* Peers read the store's memory, and only this agent writes to it. */
 static void test_store(void **state)
 {
@@ -796,6 +860,8 @@ int main(void)
 		TEST(slices),
 		TEST(first_parts),
 		TEST(shared),
+		TEST(many_removed),
+		TEST(removed_with_another),
 		TEST(store),
 		TEST(keys_in_use),
 		TEST(revoked),

@@ -12,7 +12,8 @@
 #define PAGE 4096ull
 
 struct pin {
-	struct dray_list link; /* on gpus->pins */
+	struct dray_list link;    /* on gpus->pins: those without regions first */
+	struct dray_list waiting; /* struct host_region that is removed when the pin is gone */
 	struct gpus *gpus;
 	uintptr_t base;
 	uint64_t bytes;
@@ -27,6 +28,7 @@ struct pin {
 
 struct host_region {
 	struct dray_list link;
+	struct dray_list wait_link; /* on pin->waiting */
 	struct gpus *gpus;
 	const struct region_view *view;
 	struct pin **pins; /* NULL: not pinned */
@@ -37,7 +39,7 @@ struct host_region {
 	void *arg;
 };
 
-static void check_removing(struct gpus *g);
+static void check_removing(struct host_region *r);
 
 static bool overlaps(const struct pin *p, uintptr_t base, uint64_t bytes)
 {
@@ -56,11 +58,15 @@ static void unpin_run(struct dray_job *j)
 static void unpin_done(struct dray_job *j)
 {
 	struct pin *p = dray_container_of(j, struct pin, job);
+	struct dray_list waiting = DRAY_LIST_INIT(waiting);
 	struct gpus *g = p->gpus;
+	struct host_region *r;
 
 	dray_list_del(&p->link);
+	dray_list_splice(&waiting, &p->waiting);
 	free(p);
-	check_removing(g);
+	while ((r = dray_list_pop(&waiting, struct host_region, wait_link)))
+		check_removing(r);
 	pins_begin(g);
 }
 
@@ -73,18 +79,30 @@ static void pin_drop(struct pin *p)
 
 void pins_drop_held(struct gpus *g)
 {
+	struct dray_list waiting = DRAY_LIST_INIT(waiting);
+	struct host_region *r;
+
 	dray_list_for_each(&g->pins, p, struct pin, link)
 		if (p->held)
 			pin_drop(p);
-	dray_list_for_each(&g->host_regions, r, struct host_region, link)
-		r->held = false;
-	check_removing(g);
+	dray_list_for_each(&g->host_regions, it, struct host_region, link) {
+		if (it->held)
+			dray_list_add(&waiting, &it->wait_link);
+		it->held = false;
+	}
+	while ((r = dray_list_pop(&waiting, struct host_region, wait_link)))
+		check_removing(r);
 }
 
 /* A pin under construction is dropped at its end. */
 static void pin_unref(struct pin *p)
 {
-	if (--p->refs || p->state == PIN_MAKING)
+	if (--p->refs)
+		return;
+	/* in front are those that regions may have to wait for, the last one first */
+	dray_list_del(&p->link);
+	dray_list_add_front(&p->gpus->pins, &p->link);
+	if (p->state == PIN_MAKING)
 		return;
 	if (p->state == PIN_MADE)
 		p->gpus->pinned_bytes -= p->bytes;
@@ -185,6 +203,7 @@ static struct pin *pin_get(struct gpus *g, uintptr_t base, uint64_t bytes, bool 
 	p->bytes = bytes;
 	p->write = write;
 	p->refs = 1;
+	dray_list_init(&p->waiting);
 	dray_list_add(&g->pins, &p->link);
 	dray_jobs_add(g->pinner, &p->job, pin_run, pin_done);
 	return p;
@@ -295,52 +314,43 @@ void gpus_region_added(struct gpus *g, const struct region_view *view)
 		return;
 	r->gpus = g;
 	r->view = view;
+	dray_list_init(&r->wait_link);
 	dray_list_add(&g->host_regions, &r->link);
 	if (g->pinning)
 		region_pin(r);
 }
 
-/* Some of its pages are in a pin that has no region any more and is not unpinned yet. */
-static bool is_pinned(const struct host_region *r)
+/* A pin that has some of its pages, has no region any more and is not unpinned yet. Of several the one that ends last. NULL: none. */
+static struct pin *pinned_by(const struct host_region *r)
 {
 	dray_list_for_each(&r->gpus->pins, p, struct pin, link) {
 		if (p->refs)
-			continue;
+			break;
 		for (uint32_t i = 0; i < r->view->n_extents; i++) {
 			const struct extent_view *e = &r->view->extents[i];
 
 			if (overlaps(p, (uintptr_t)e->base, e->length))
-				return true;
+				return p;
 		}
 	}
-	return false;
-}
-
-static void region_end(struct host_region *r)
-{
-	void (*done)(void *arg) = r->done;
-	void *arg = r->arg;
-
-	dray_list_del(&r->link);
-	free(r);
-	done(arg);
-}
-
-static struct host_region *next_removable(struct gpus *g)
-{
-	dray_list_for_each(&g->host_regions, r, struct host_region, link)
-		if (r->removing && !r->held && !is_pinned(r))
-			return r;
 	return NULL;
 }
 
-/* done() may remove other regions, so the list is searched again after each. */
-static void check_removing(struct gpus *g)
+/* Ends the region, or puts it where it is looked at again. */
+static void check_removing(struct host_region *r)
 {
-	struct host_region *r;
+	struct pin *p = r->held ? NULL : pinned_by(r);
+	void (*done)(void *arg) = r->done;
+	void *arg = r->arg;
 
-	while ((r = next_removable(g)))
-		region_end(r);
+	if (p)
+		dray_list_move(&p->waiting, &r->wait_link);
+	if (p || r->held)
+		return;
+	dray_list_del(&r->wait_link);
+	dray_list_del(&r->link);
+	free(r);
+	done(arg);
 }
 
 void gpus_region_removed(struct gpus *g, dray_handle handle, void (*done)(void *arg),
@@ -354,8 +364,7 @@ void gpus_region_removed(struct gpus *g, dray_handle handle, void (*done)(void *
 		r->arg = done_arg;
 		r->held = r->told && !gpu_copies_ended(g, NULL);
 		region_unpin(r);
-		if (!r->held && !is_pinned(r))
-			region_end(r);
+		check_removing(r);
 		return;
 	}
 	done(done_arg);

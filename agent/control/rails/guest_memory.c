@@ -37,7 +37,7 @@ static void add_piece(void *arg, uint8_t *base, uint64_t offset, uint64_t length
 {
 	struct guest_range *g = arg;
 	struct registration *made =
-		registration_for_guests(g->rails, base, length, g->access, g->address + offset);
+		registration_for_guests(g, g->rails, base, length, g->access, g->address + offset);
 
 	if (made)
 		g->v[g->n++] = made;
@@ -108,6 +108,22 @@ static bool range_step(struct guest_range *g)
 	return gone;
 }
 
+static void range_end(struct guest_range *g)
+{
+	struct rails *r = g->rails;
+	dray_handle grant = g->grant;
+
+	dray_list_del(&g->link);
+	range_release(g);
+	grant_fenced(r->deps.regions, MOONCAKE_PEER, grant);
+}
+
+void guest_range_check(struct guest_range *g)
+{
+	if (g->ending && range_step(g))
+		range_end(g);
+}
+
 static struct guest_range *next_ended(struct rails *r)
 {
 	dray_list_for_each(&r->guests.ranges, g, struct guest_range, link)
@@ -120,13 +136,8 @@ void guest_ranges_check(struct rails *r)
 {
 	struct guest_range *g;
 
-	while ((g = next_ended(r))) {
-		dray_handle grant = g->grant;
-
-		dray_list_del(&g->link);
-		range_release(g);
-		grant_fenced(r->deps.regions, MOONCAKE_PEER, grant);
-	}
+	while ((g = next_ended(r)))
+		range_end(g);
 }
 
 void rails_guest_range_end(struct rails *r, dray_handle grant)
@@ -144,7 +155,7 @@ void rails_guest_range_end(struct rails *r, dray_handle grant)
 	dray_list_for_each(&r->devices, d, struct device, link)
 		if (d->soft_roce && is_on(g, d))
 			guests_end_silent(d);
-	guest_ranges_check(r);
+	guest_range_check(g);
 }
 
 bool rails_guest_ready(const struct rails *r)

@@ -32,6 +32,7 @@
 
 struct rail;
 struct rail_region;
+struct guest_range;
 struct window;
 
 struct device {
@@ -241,6 +242,7 @@ struct rails {
 	struct dray_list awaiting; /* struct rail_peer that waits for room for its window */
 	bool engines; /* there was one: memory of regions is registered for them, too */
 	struct dray_list renewals; /* rail_region.c */
+	struct dray_list unheld;   /* the same: what they waited for is gone */
 	struct dray_handles qps;
 	uint64_t lost_total, fallbacks_total, registration_failures;
 	uint64_t n_mrs, mr_bytes, n_serving;
@@ -332,13 +334,15 @@ enum registration_use {
 
 /* A range of memory that regions share; for guests: a range that only one export has. */
 struct registration {
-	struct dray_list link;
+	struct dray_list link;    /* on rails->registrations: those without references first */
+	struct dray_list waiting; /* of struct rail_region, until it is gone */
 	struct rails *rails;
 	uint8_t *base;
 	uint64_t length, iova;
 	struct region_dmabuf dmabuf; /* fd -1: memory at base; else the region's */
 	uint16_t access;
 	enum registration_use use;
+	struct guest_range *range; /* of guests; NULL: of regions */
 	uint32_t refs;
 	struct dray_list mrs;
 };
@@ -348,8 +352,9 @@ struct registration *registration_get(struct rails *r, uint8_t *base, uint64_t l
 				      uint16_t access, const struct region_dmabuf *dmabuf,
 				      enum registration_use use);
 /* The same for guests, who reach it at iova. It is shared with nobody. */
-struct registration *registration_for_guests(struct rails *r, uint8_t *base, uint64_t length,
-					     uint16_t access, uint64_t iova);
+struct registration *registration_for_guests(struct guest_range *range, struct rails *r,
+					     uint8_t *base, uint64_t length, uint16_t access,
+					     uint64_t iova);
 void registration_unref(struct registration *g);
 /* Registers it with the device, unless it is. */
 void registration_make(struct registration *g, struct device *d);
@@ -450,7 +455,8 @@ void guests_device_closed(struct device *d);
 void guests_changed(struct rails *r);
 
 /* --- guest_memory.c --- */
-/* Registrations or queue pairs have ended: continues the end of ranges. */
+/* Memory regions of the range, or queue pairs have ended: continues its end, or that of all. May free the range. */
+void guest_range_check(struct guest_range *g);
 void guest_ranges_check(struct rails *r);
 void guest_ranges_free(struct rails *r);
 

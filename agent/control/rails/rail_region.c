@@ -38,6 +38,7 @@ struct key_set {
 
 struct rail_region {
 	struct dray_list link;
+	struct dray_list wait_link; /* on registration->waiting or rails->unheld while it waits */
 	struct rails *rails;
 	dray_handle handle; /* 0: staging memory or a window */
 	struct dray_map_node by_handle;
@@ -419,17 +420,23 @@ static void parts_release(struct rail_region *region)
 		registration_unref(region->parts[--region->n].registration);
 }
 
-/* A device still has some of the region's memory, perhaps by a registration that every region has released. */
-static bool is_held(const struct rail_region *region)
+/*
+ * By which a device still has some of the region's memory, perhaps one that every region has released. Of several the one that ends
+ * last. NULL: none.
+ */
+static struct registration *held_by(const struct rail_region *region)
 {
-	dray_list_for_each(&region->rails->registrations, g, struct registration, link)
-		for (uint32_t i = 0; !g->refs && i < region->n_parts; i++) {
+	dray_list_for_each(&region->rails->registrations, g, struct registration, link) {
+		if (g->refs)
+			break;
+		for (uint32_t i = 0; i < region->n_parts; i++) {
 			const struct part *p = &region->parts[i];
 
 			if (p->base < g->base + g->length && g->base < p->base + p->length)
-				return true;
+				return g;
 		}
-	return false;
+	}
+	return NULL;
 }
 
 static bool shares(const struct rail_region *a, const struct rail_region *b)
@@ -500,6 +507,7 @@ static void region_check(struct rail_region *region)
 {
 	struct rails *r = region->rails;
 	void (*done)(void *arg) = region->done;
+	struct registration *held;
 	void *arg = region->arg;
 
 	if (is_in_use(region) || (region->removing && region->twin))
@@ -510,8 +518,12 @@ static void region_check(struct rail_region *region)
 	}
 	parts_release(region);
 	renewals_step(r);
-	if (is_held(region))
+	held = held_by(region);
+	if (held) {
+		dray_list_move(&held->waiting, &region->wait_link);
 		return;
+	}
+	dray_list_del(&region->wait_link);
 	dray_list_del(&region->link);
 	dray_map_del(&r->regions_by_handle, &region->by_handle);
 	free(region);
@@ -520,7 +532,10 @@ static void region_check(struct rail_region *region)
 
 void rail_regions_check(struct rails *r)
 {
-	dray_list_for_each(&r->regions, region, struct rail_region, link)
+	struct rail_region *region;
+
+	renewals_step(r);
+	while ((region = dray_list_pop(&r->unheld, struct rail_region, wait_link)))
 		region_check(region);
 }
 
@@ -546,6 +561,7 @@ static struct rail_region *add(struct rails *r, const struct rail_region *like,
 	*region = *like;
 	region->rails = r;
 	dray_list_init(&region->sets);
+	dray_list_init(&region->wait_link);
 	for (uint32_t i = 0; i < n; i++) {
 		struct registration *g = registration_get(r, v[i].base, v[i].length, access,
 							  dmabufs ? &dmabufs[i] : NULL,

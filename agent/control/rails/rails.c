@@ -340,6 +340,7 @@ int rails_new(struct rails **ret, const struct rails_deps *deps, struct dray_err
 	dray_map_init(&r->regions_by_handle);
 	dray_list_init(&r->registrations);
 	dray_list_init(&r->renewals);
+	dray_list_init(&r->unheld);
 	dray_list_init(&r->windows);
 	dray_list_init(&r->guests.v);
 	dray_list_init(&r->guests.ranges);

@@ -151,6 +151,7 @@ static void registration_check(struct registration *g)
 	if (g->refs || !dray_list_empty(&g->mrs))
 		return;
 	dray_list_del(&g->link);
+	dray_list_splice(&g->rails->unheld, &g->waiting);
 	free(g);
 }
 
@@ -167,6 +168,7 @@ static void mrs_free(struct mrs *m)
 static void drop_done(struct dray_job *j)
 {
 	struct mrs *m = dray_container_of(j, struct mrs, job);
+	struct guest_range *range = m->registration->range;
 	struct rails *r = m->registration->rails;
 	struct device *d = m->device;
 
@@ -183,7 +185,8 @@ static void drop_done(struct dray_job *j)
 	} else {
 		mrs_free(m);
 	}
-	guest_ranges_check(r);
+	if (range)
+		guest_range_check(range);
 	rail_regions_check(r);
 	device_check(d);
 }
@@ -353,6 +356,7 @@ static struct registration *registration_new(struct rails *r, const struct regis
 	g->rails = r;
 	g->refs = 1;
 	dray_list_init(&g->mrs);
+	dray_list_init(&g->waiting);
 	dray_list_init(&g->link);
 	dray_list_add(&r->registrations, &g->link);
 	return g;
@@ -379,21 +383,26 @@ struct registration *registration_get(struct rails *r, uint8_t *base, uint64_t l
 				   });
 }
 
-struct registration *registration_for_guests(struct rails *r, uint8_t *base, uint64_t length,
-					     uint16_t access, uint64_t iova)
+struct registration *registration_for_guests(struct guest_range *range, struct rails *r,
+					     uint8_t *base, uint64_t length, uint16_t access,
+					     uint64_t iova)
 {
 	return registration_new(r, &(struct registration){ .base = base,
 							   .length = length,
 							   .iova = iova,
 							   .dmabuf = { -1, 0 },
 							   .access = access,
-							   .use = REGISTRATION_FOR_GUESTS });
+							   .use = REGISTRATION_FOR_GUESTS,
+							   .range = range });
 }
 
 void registration_unref(struct registration *g)
 {
 	if (--g->refs)
 		return;
+	/* in front are those that regions may have to wait for, the last one first */
+	dray_list_del(&g->link);
+	dray_list_add_front(&g->rails->registrations, &g->link);
 	registration_drop(g);
 	registration_check(g);
 }
