@@ -85,7 +85,9 @@ static struct {
 	_Atomic unsigned reg_ok; /* registrations before reg_error counts */
 	_Atomic int open_error, reg_error, dereg_error, create_error, modify_error;
 	_Atomic int max_cqe; /* 0: no limit */
-	_Atomic unsigned least_depth;
+	_Atomic unsigned least_depth,
+		tried;      /* of queue pairs: the least one; attempts to create one */
+	_Atomic bool hangs; /* queue pairs are not created yet */
 	_Atomic int contexts, mrs, qps, cqs, pds, channels, closed_in_use, asked_too_much;
 	_Atomic unsigned registered, next_key;
 	struct ibv_mr *stuck[8]; /* whose deregistration failed; they end with their context */
@@ -254,6 +256,9 @@ static inline int v_destroy_cq(struct ibv_cq *cq)
 
 static inline int v_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr, struct ibv_qp **ret)
 {
+	dev.tried++;
+	while (dev.hangs)
+		usleep(1000);
 	if (dev.create_error)
 		return dev.create_error;
 	if (!dev.least_depth || attr->cap.max_send_wr < dev.least_depth)
@@ -786,17 +791,27 @@ static inline const char *text_of(const struct region_view *v)
 	return rails_region_text(lab->rails, v->o.handle, buf, sizeof(buf));
 }
 
-static inline void meet(unsigned ports)
+/* The peer announces its rails, and paths to them are found. */
+static inline void announce(unsigned ports, uint32_t flush_rkey)
 {
+	unsigned n = told(RDMA_PATHS);
 	uint8_t buf[4 * PMSG_PORT_SIZE];
 
 	for (unsigned i = 0; i < ports; i++)
-		pmsg_port_put(
-			buf + (size_t)i * PMSG_PORT_SIZE,
-			&(struct pmsg_port){ .rail = i, .mtu = 4096, .gid_type = 2, .layer = 2 });
-	rails_peer_up(lab->rails, PEER, PMSG_FEATURE_RDMA | PMSG_FEATURE_WINDOW);
+		pmsg_port_put(buf + (size_t)i * PMSG_PORT_SIZE,
+			      &(struct pmsg_port){ .rail = i,
+						   .mtu = 4096,
+						   .gid_type = 2,
+						   .layer = 2,
+						   .flush_rkey = flush_rkey });
 	rails_peer_ports(lab->rails, PEER, &(struct dray_vec){ buf, ports });
-	UNTIL(told(RDMA_PATHS) > 0);
+	UNTIL(told(RDMA_PATHS) > n);
+}
+
+static inline void meet(unsigned ports)
+{
+	rails_peer_up(lab->rails, PEER, PMSG_FEATURE_RDMA | PMSG_FEATURE_WINDOW);
+	announce(ports, 0);
 }
 
 static inline void part(void)

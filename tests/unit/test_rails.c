@@ -588,6 +588,60 @@ static void test_completion_queue_full(void **state)
 	part();
 }
 
+/* A peer changes its keys again and again, and answers nothing: it gets no more queue pairs before the former ones are gone. */
+static void test_crowded(void **state)
+{
+	char why[256] = "";
+
+	see(1, 1, 3);
+	UNTIL(IS(0, "up"));
+	meet(1);
+	say(RDMA_WANTED, 0, 0);
+	UNTIL(lab->n_asked == 3);
+	announce(1, 1);
+	UNTIL(lab->n_asked == 6);
+	for (uint32_t i = 2; i < 8; i++)
+		announce(1, i);
+	UNTIL(lab->closes == 6);
+	assert_int_equal(dev.tried, 6);
+	rails_each_path(lab->rails, note_reason, why);
+	assert_non_null(strstr(why, "former queue pairs"));
+	UNTIL(told(RDMA_UNREACHABLE) == 2);
+	/* they are gone: the next ones are made at once */
+	answer_connects(DRAY_E_TIMEOUT);
+	for (unsigned i = 0; i < 6; i++)
+		lab->close_fn(lab->close_args[i], 0, NULL);
+	UNTIL(lab->n_asked == 3);
+	answer_connects(0);
+	UNTIL(told(RDMA_QP_UP) == 3);
+	rails_each_path(lab->rails, note_reason, why);
+	assert_null(strstr(why, "former queue pairs"));
+	part();
+}
+
+/* What the connector has queued for queue pairs that are not needed any more is skipped. */
+static void test_doomed(void **state)
+{
+	see(1, 1, 3);
+	UNTIL(IS(0, "up"));
+	meet(1);
+	dev.hangs = true;
+	say(RDMA_WANTED, 0, 0);
+	for (uint64_t i = 1; i < 20; i++)
+		rails_peer_connect(lab->rails, PEER, i,
+				   &(struct pmsg_qp_connect){ .qp = i, .mtu = 4096, .reads = 1 });
+	UNTIL(dev.tried == 1);
+	announce(1, 1);
+	for (uint64_t i = 1; i < 20; i++)
+		rails_peer_close(lab->rails, PEER, i, i);
+	dev.hangs = false;
+	UNTIL(lab->close_replies == 19);
+	assert_int_equal(lab->refusals, 19);
+	UNTIL(lab->n_asked == 3);
+	assert_int_equal(dev.tried, 4);
+	part();
+}
+
 static void test_modify_fails(void **state)
 {
 	see(1, 1, 3);
@@ -876,6 +930,8 @@ int main(void)
 		TEST(connect_fails),
 		TEST(completion_queue_short),
 		TEST(completion_queue_full),
+		TEST(crowded),
+		TEST(doomed),
 		TEST(modify_fails),
 		TEST(rail_lost),
 		TEST(bytes_of_a_lost_path),

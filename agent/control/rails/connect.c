@@ -3,6 +3,7 @@
  * Queue pairs that post: created when a worker wants to reach a peer, handed to the worker when both ends are ready,
  * destroyed when the worker, the rail, the path or the peer is lost, and created anew.
  */
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,6 +23,8 @@
 #define SOFT_READ_MAX (1u << 18)
 /* Least depth of a queue pair; also the least value of rdma.queue_depth. */
 #define DEPTH_MIN 16
+/* Queue pairs to a peer of one rail, worker and class, with those that are being destroyed: so many times as are configured. */
+#define CROWD 2
 
 static void path_log(const struct path *path, const char *why)
 {
@@ -72,7 +75,7 @@ static void connect_run(struct dray_job *j)
 {
 	struct qp *q = qp_of(j);
 
-	q->error = qp_to_rtr(q);
+	q->error = q->doomed ? -ECANCELED : qp_to_rtr(q);
 	if (q->error == 0)
 		q->error = qp_to_rts(q);
 }
@@ -196,7 +199,9 @@ static void create_run(struct dray_job *j)
 	uint32_t entries =
 		dray_min(q->cq_entries + q->cq_entries / 2, (uint32_t)q->device->attr.max_cqe);
 
-	q->error = (int)q->cq_entries > cq->cqe ? r->verbs->resize_cq(cq, (int)entries) : 0;
+	q->error = q->doomed ? -ECANCELED : 0;
+	if (q->error == 0 && (int)q->cq_entries > cq->cqe)
+		q->error = r->verbs->resize_cq(cq, (int)entries);
 	if (q->error == 0)
 		q->error = qp_create(q, q->peer->segment ? q->device->guest_pd : q->device->pd, cq,
 				     (uint32_t)r->cfg->rdma.inline_max);
@@ -290,6 +295,9 @@ const char *path_reason(const struct path *path, bool up, char buf[REASON_MAX])
 			 path->rail->device->attr.max_cqe);
 		return buf;
 	}
+	if ((path->crowded[0] || path->crowded[1]) && !up)
+		return "former queue pairs to the peer are still being destroyed: the peer's address "
+		       "or keys change too often, or one of both agents hangs in its device";
 	return path->fails && (!up || path->refused) ? path->failure : path->reason;
 }
 
@@ -342,6 +350,29 @@ static bool qp_new(struct path *path, unsigned worker, enum dmsg_class class)
 	return true;
 }
 
+/*
+ * No further queue pair, until one is gone. A peer can make queue pairs useless as fast as it can change its address, and those that
+ * are being destroyed hold room in the completion queues that all peers share.
+ */
+static bool is_crowded(struct path *path, unsigned worker, enum dmsg_class class, unsigned want)
+{
+	uint8_t bit = (uint8_t)(1u << worker);
+	char buf[REASON_MAX];
+	unsigned n = 0;
+
+	dray_list_for_each(&path->peer->qps, q, const struct qp, link)
+		n += q->rail == path->rail && q->worker == worker && q->class == class;
+	if (n < CROWD * want) {
+		path->crowded[class] &= (uint8_t)~bit;
+		return false;
+	}
+	if (!(path->crowded[class] & bit)) {
+		path->crowded[class] |= bit;
+		path_log(path, path_reason(path, false, buf));
+	}
+	return true;
+}
+
 /* Queue pairs of the path for this worker and class, with those under construction. */
 static unsigned count(const struct path *path, unsigned worker, enum dmsg_class class)
 {
@@ -372,6 +403,7 @@ static void connect_worker(struct rail_peer *peer, unsigned worker)
 			unsigned n = count(path, worker, (enum dmsg_class) class);
 
 			while (n < want[class] && may_connect(path, now) &&
+			       !is_crowded(path, worker, (enum dmsg_class) class, want[class]) &&
 			       has_room(path, worker) &&
 			       qp_new(path, worker, (enum dmsg_class) class))
 				n++;

@@ -114,6 +114,7 @@ struct path {
 	/* masks of workers */
 	uint8_t refused;          /* the last attempt to make a queue pair has failed */
 	uint8_t full;             /* their completion queues had no room for a queue pair */
+	uint8_t crowded[2];       /* by class: as many former queue pairs are left as may be */
 	char reason[REASON_MAX];  /* why it was chosen */
 	char failure[REASON_MAX]; /* the last one */
 	struct rdma_counters counters;
@@ -147,8 +148,8 @@ struct qp {
 	dray_handle id;        /* of the agent whose end posts */
 	enum qp_state state;
 	struct ibv_qp *qp;
-	bool doomed; /* destroyed as soon as its job has ended */
-	int error;   /* of the last job */
+	_Atomic bool doomed; /* destroyed as soon as its job has ended, which does nothing any more */
+	int error;           /* of the last job */
 	/* the local address; a copy for jobs, since scans change the rail */
 	uint8_t port, gid_index;
 	uint16_t pkey_index;

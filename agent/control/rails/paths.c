@@ -441,7 +441,7 @@ void rails_peer_ports(struct rails *r, dray_handle handle, const struct dray_vec
 
 static const char *state_of(const struct path *path, bool *ret_up)
 {
-	bool up = false, begun = false;
+	bool up = false, begun = path->crowded[0] || path->crowded[1];
 
 	dray_list_for_each(&path->peer->qps, q, struct qp, link) {
 		if (q->path != path)

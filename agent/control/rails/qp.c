@@ -253,7 +253,7 @@ static void make_run(struct dray_job *j)
 {
 	struct qp *q = qp_of(j);
 
-	q->error = qp_create(q, q->device->pd, q->device->serve_cq, 0);
+	q->error = q->doomed ? -ECANCELED : qp_create(q, q->device->pd, q->device->serve_cq, 0);
 	if (q->error == 0)
 		q->error = qp_to_init(q, IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE);
 	if (q->error == 0)
@@ -277,9 +277,9 @@ static void make_done(struct dray_job *j)
 		return;
 	}
 	if (!peer->down)
-		rails_refuse(
-			peer->rails, peer->handle, q->connect_request, DRAY_E_IO, "a queue pair",
-			q->error < 0 ? dray_errno_text(q->error) : "the request was withdrawn");
+		rails_refuse(peer->rails, peer->handle, q->connect_request, DRAY_E_IO,
+			     "a queue pair",
+			     q->doomed ? "the request was withdrawn" : dray_errno_text(q->error));
 	qp_die(q);
 }
 
