@@ -26,6 +26,7 @@
 #define GIB (1ull << 30)
 #define REGION(n) (1ull << 32 | (n))
 #define PEER (1ull << 32 | 77)
+#define OTHER (1ull << 32 | 78) /* a second one, which is only served */
 #define TOLD_MAX 1024
 
 struct lab {
@@ -61,7 +62,8 @@ struct lab {
 	peer_reply_fn close_fn;
 	void *close_arg, *close_args[16];
 	unsigned closes, replies, refusals, close_replies;
-	struct pmsg_window window; /* from the last message, without its rails */
+	unsigned others, before_others; /* replies to OTHER, and to PEER before the first of them */
+	struct pmsg_window window;      /* from the last message, without its rails */
 	unsigned windows, window_rails;
 	peer_reply_fn stage_fn;
 	void *stage_arg;
@@ -388,6 +390,11 @@ void grants_with_keys(struct regions *r, dray_handle region,
 void peers_send(struct peers *p, dray_handle peer, uint16_t type, uint64_t request_id,
 		const union pmsg_body *m)
 {
+	if (peer == OTHER) {
+		if (type != PMSG_PORTS && !lab->others++)
+			lab->before_others = lab->replies;
+		return;
+	}
 	assert_int_equal(peer, PEER);
 	switch (type) {
 	case PMSG_PORTS:

@@ -642,6 +642,30 @@ static void test_doomed(void **state)
 	part();
 }
 
+/* One peer's queue pairs wait for each other, and another peer's for one of them. */
+static void test_turns(void **state)
+{
+	see(1, 1, 3);
+	UNTIL(IS(0, "up"));
+	meet(1);
+	rails_peer_up(lab->rails, OTHER, PMSG_FEATURE_RDMA);
+	dev.hangs = true;
+	for (uint64_t i = 1; i < 9; i++)
+		rails_peer_connect(lab->rails, PEER, i,
+				   &(struct pmsg_qp_connect){ .qp = i, .mtu = 4096, .reads = 1 });
+	rails_peer_connect(lab->rails, OTHER, 1,
+			   &(struct pmsg_qp_connect){ .qp = 1, .mtu = 4096, .reads = 1 });
+	UNTIL(dev.tried == 1);
+	dev.hangs = false;
+	UNTIL(lab->others == 1);
+	assert_int_equal(lab->before_others, 1);
+	UNTIL(lab->replies == 8);
+	rails_peer_close(lab->rails, OTHER, 2, 1);
+	UNTIL(lab->others == 2);
+	rails_peer_down(lab->rails, OTHER);
+	part();
+}
+
 static void test_modify_fails(void **state)
 {
 	see(1, 1, 3);
@@ -932,6 +956,7 @@ int main(void)
 		TEST(completion_queue_full),
 		TEST(crowded),
 		TEST(doomed),
+		TEST(turns),
 		TEST(modify_fails),
 		TEST(rail_lost),
 		TEST(bytes_of_a_lost_path),

@@ -151,7 +151,7 @@ static void handle_connected(void *arg, uint32_t code, const union pmsg_body *re
 	memcpy(q->remote.gid, q->path->to.gid, sizeof(q->remote.gid));
 	q->reads = dray_min(m->reads, q->reads);
 	q->state = QP_CONNECTING;
-	device_job(q->device, q->peer->rails->connector, &q->job, connect_run, connect_done);
+	qp_job(q, connect_run, connect_done);
 }
 
 void rails_engine_connected(struct rails *r, uint64_t id, const struct rails_engine_reply *reply)
@@ -170,7 +170,7 @@ void rails_engine_connected(struct rails *r, uint64_t id, const struct rails_eng
 	};
 	memcpy(q->remote.gid, &reply->gid, sizeof(q->remote.gid));
 	q->state = QP_CONNECTING;
-	device_job(q->device, r->connector, &q->job, connect_run, connect_done);
+	qp_job(q, connect_run, connect_done);
 }
 
 static void engine_ask(struct qp *q)

@@ -157,6 +157,9 @@ struct qp {
 	uint8_t retries;
 	struct pmsg_qp_connect remote; /* the other end */
 	struct dray_job job;
+	struct dray_list turn; /* on peer->turns */
+	void (*run)(struct dray_job *j);
+	void (*done)(struct dray_job *j);
 	/* one that posts */
 	struct path *path;
 	unsigned worker;
@@ -194,6 +197,8 @@ struct rail_peer {
 	struct pmsg_port announced[RAILS_MAX]; /* its rails, by its last message */
 	uint32_t n_announced;
 	struct dray_list paths, qps, serving;
+	struct dray_list turns;    /* queue pairs that wait for the connector */
+	struct qp *has_turn;       /* the connector has this one; NULL: none */
 	struct rails_traffic gone; /* moved over paths that were freed */
 	uint8_t wanted;            /* mask of workers with transfers to it */
 	uint8_t given_up[2];       /* by class: mask of workers that were told UNREACHABLE */
@@ -465,6 +470,8 @@ void guest_ranges_free(struct rails *r);
 /* Adds a queue pair, whose peer and id are set, to the list, and starts the job that creates it. */
 void qp_begin(struct qp *q, struct rail *rail, uint32_t gid_index, struct dray_list *list,
 	      void (*run)(struct dray_job *j), void (*done)(struct dray_job *j));
+/* A job of the connector, for the queue pair; a user of its device, as of device_job(). */
+void qp_job(struct qp *q, void (*run)(struct dray_job *j), void (*done)(struct dray_job *j));
 /* Destroys it, after its job, and the end of the peer if that was requested. Then frees it. */
 void qp_die(struct qp *q);
 /* Frees it if nothing refers to it any more. */

@@ -322,6 +322,7 @@ static struct rail_peer *rail_peer_new(struct rails *r, dray_handle handle)
 	dray_list_init(&peer->paths);
 	dray_list_init(&peer->qps);
 	dray_list_init(&peer->serving);
+	dray_list_init(&peer->turns);
 	dray_list_init(&peer->awaits_window);
 	dray_list_add(&r->peers, &peer->link);
 	dray_map_add(&r->by_handle, &peer->by_handle, &peer->handle, sizeof(peer->handle));

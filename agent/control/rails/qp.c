@@ -234,6 +234,38 @@ void qp_die(struct qp *q)
 	device_job(q->device, r->slow, &q->job, destroy_run, destroy_done);
 }
 
+/*
+ * The connector has one job of each peer at a time. The kernel waits up to a second for the hardware address of the other end, which the
+ * peer names, and others do not wait for all queue pairs of one peer.
+ */
+static void next_turn(struct rail_peer *peer);
+
+static void turn_done(struct dray_job *j)
+{
+	struct qp *q = qp_of(j);
+
+	next_turn(q->peer);
+	q->done(j);
+}
+
+static void next_turn(struct rail_peer *peer)
+{
+	struct qp *q = peer->has_turn = dray_list_pop(&peer->turns, struct qp, turn);
+
+	if (q)
+		dray_jobs_add(peer->rails->connector, &q->job, q->run, turn_done);
+}
+
+void qp_job(struct qp *q, void (*run)(struct dray_job *j), void (*done)(struct dray_job *j))
+{
+	q->device->jobs++;
+	q->run = run;
+	q->done = done;
+	dray_list_add(&q->peer->turns, &q->turn);
+	if (!q->peer->has_turn)
+		next_turn(q->peer);
+}
+
 void qp_begin(struct qp *q, struct rail *rail, uint32_t gid_index, struct dray_list *list,
 	      void (*run)(struct dray_job *j), void (*done)(struct dray_job *j))
 {
@@ -244,7 +276,7 @@ void qp_begin(struct qp *q, struct rail *rail, uint32_t gid_index, struct dray_l
 	q->pkey_index = rail->pkey_index;
 	q->device->qps++;
 	dray_list_add(list, &q->link);
-	device_job(q->device, rail->rails->connector, &q->job, run, done);
+	qp_job(q, run, done);
 }
 
 /* --- queue pairs that serve: created at a peer's request, destroyed at its request or with the peer or the rail --- */
