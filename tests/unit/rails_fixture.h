@@ -62,6 +62,7 @@ struct lab {
 	peer_reply_fn close_fn;
 	void *close_arg, *close_args[16];
 	unsigned closes, replies, refusals, close_replies;
+	unsigned limited;               /* log lines about PEER, with those that its limit drops */
 	unsigned others, before_others; /* replies to OTHER, and to PEER before the first of them */
 	struct pmsg_window window;      /* from the last message, without its rails */
 	unsigned windows, window_rails;
@@ -466,6 +467,7 @@ struct peers_log peers_log_of_agent(struct peers *p, const uint8_t agent_id[16])
 {
 	static struct dray_log_limit limit;
 
+	lab->limited++;
 	return (struct peers_log){ &limit, UINT32_MAX, "about an agent" };
 }
 

@@ -619,6 +619,21 @@ static void test_crowded(void **state)
 	part();
 }
 
+/* A peer can announce no rails, and some again, as often as it likes: its limit holds for what is logged about that. */
+static void test_announced_and_not(void **state)
+{
+	see(1, 1, 3);
+	UNTIL(IS(0, "up"));
+	meet(1);
+	lab->limited = 0;
+	for (unsigned i = 0; i < 3; i++) {
+		announce(0, 0);
+		announce(1, 0);
+	}
+	assert_int_equal(lab->limited, 3);
+	part();
+}
+
 /* What the connector has queued for queue pairs that are not needed any more is skipped. */
 static void test_doomed(void **state)
 {
@@ -955,6 +970,7 @@ int main(void)
 		TEST(completion_queue_short),
 		TEST(completion_queue_full),
 		TEST(crowded),
+		TEST(announced_and_not),
 		TEST(doomed),
 		TEST(turns),
 		TEST(modify_fails),

@@ -204,9 +204,9 @@ static void log_no_path(struct rail_peer *peer, unsigned n)
 	if (!peer->n_ports && !peer->rails->n)
 		return;
 	peer->no_path_logged = true;
-	log_notice(AREA,
-		   "no rail reaches the peer, transfers use the next transport: %s peer=%" PRIx64,
-		   why, peer->handle);
+	log_of_peer(peer->rails->deps.peers, peer->handle, DRAY_LOG_NOTICE, AREA,
+		    "no rail reaches the peer, transfers use the next transport: %s peer=%" PRIx64,
+		    why, peer->handle);
 }
 
 static bool path_in_use(const struct path *path)
@@ -230,8 +230,8 @@ static void match_done(struct dray_job *j)
 		return;
 	}
 	if (peer->match_error < 0) {
-		log_warning(
-			AREA,
+		log_of_peer(
+			peer->rails->deps.peers, peer->handle, DRAY_LOG_WARNING, AREA,
 			"the rails of both agents cannot be matched: %s, ignoring peer=%" PRIx64,
 			dray_errno_text(peer->match_error), peer->handle);
 		peer->n_found = 0;
