@@ -419,6 +419,74 @@ static void test_expire_in_turns(void **state)
 	lab_end(&l);
 }
 
+static struct leased lease_many(struct lab *l, unsigned n)
+{
+	static const struct dmsg_range r = { 16, 8, 32, 3 };
+	struct dmsg_lease m = { .access = DMSG_ACCESS_READ, .holders = 1, .expiry_ms = MS };
+	struct leased last;
+
+	l->f->cfg.limits.leases_per_session = l->f->cfg.limits.lease_ranges_per_session = n;
+	l->f->regions->deps.event = l->f->event;
+	assert_int_equal(ends_init(l->f->regions), 0);
+	for (unsigned i = 0; i < n; i++)
+		assert_int_equal(lease_with(l, m, &r, 1, &last), 0);
+	return last;
+}
+
+/* Runs the loop until that many leases have ended. */
+static void end_in_turns(struct lab *l, unsigned n)
+{
+	for (unsigned before; n_ends < n;) {
+		before = n_ends;
+		assert_true(sd_event_run(l->f->event, UINT64_MAX) >= 0);
+		assert_in_range(n_ends - before, 1, ENDS_PER_TURN);
+	}
+}
+
+/* The end of a region with many leases takes several turns, in which nobody can begin to use it. */
+static void test_region_ends_in_turns(void **state)
+{
+	const unsigned n = 2 * ENDS_PER_TURN + 1;
+	struct lab l = lab_new(state);
+	struct leased last = lease_many(&l, n);
+	dray_handle grant, other = add_plain(l.f, 4);
+	unsigned done = 0;
+	uint32_t ms;
+
+	assert_int_equal(region_remove(l.f->regions, l.region, SESSION, false, count_done, &done),
+			 0);
+	assert_int_equal(n_ends, ENDS_PER_TURN);
+	assert_int_equal(acquire_as(&l, &last, PEER, &grant), DRAY_E_REVOKED);
+	assert_int_equal(lease_renew_local(l.f->regions, last.id, MS, &ms), -ENOENT);
+	fake_answer_all();
+	assert_int_equal(done, 0);
+	/* the first one hurries now, and the next one waits for a turn */
+	assert_int_equal(region_remove(l.f->regions, other, SESSION, false, count_done, &done), 0);
+	region_hurry(l.f->regions, l.region);
+	end_in_turns(&l, n);
+	while (sd_event_run(l.f->event, 0) > 0)
+		;
+	fake_answer_all();
+	assert_int_equal(done, 2);
+	assert_int_equal(l.counts.leases, 0);
+}
+
+/* So do the leases that a session has on regions of others. */
+static void test_session_ends_in_turns(void **state)
+{
+	const unsigned n = 2 * ENDS_PER_TURN + 1;
+	struct lab l = lab_new(state);
+
+	lease_many(&l, n);
+	leases_session_gone(&l.counts);
+	assert_int_equal(l.counts.leases, 0);
+	assert_int_equal(n_ends, ENDS_PER_TURN);
+	end_in_turns(&l, n);
+	/* the session's counts are not used any more */
+	l.counts.ranges = 0;
+	lab_end(&l);
+}
+
 /* A lease that is granted to many holders at once leaves grants of the same peer to the regions of other owners. */
 static void test_grants_of_another_owner(void **state)
 {
@@ -610,6 +678,8 @@ int main(void)
 		T(test_ends_alone),
 		T(test_grants_of_another_owner),
 		T(test_expire_in_turns),
+		T(test_region_ends_in_turns),
+		T(test_session_ends_in_turns),
 		T(test_refusals),
 		T(test_listed),
 		T(test_session_of_holder_lost),

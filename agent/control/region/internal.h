@@ -35,6 +35,13 @@ struct regions {
 	struct dray_heap expiry;
 	struct dray_heap lease_expiry; /* by struct token */
 	sd_event_source *lease_timer;
+	struct dray_list unended; /* regions that are ending while some of their tokens are not */
+	struct dray_list orphans; /* leases of sessions that have ended, which are to end, too */
+	sd_event_source
+		*end_source; /* goes on with both in the next turn; NULL: all is done at once */
+	uint64_t turn;       /* of the loop */
+	unsigned ends;       /* tokens and grants that have begun to end in that turn */
+	bool continuing;     /* inside ends_continue() */
 	struct leases_totals lease_totals;   /* without those of now */
 	struct dead_token dead[DEAD_TOKENS]; /* ring; code 0: not used yet */
 	uint32_t dead_at;
@@ -55,6 +62,11 @@ struct region {
 	struct opening *mapping; /* its extents are being mapped; NULL: they are not */
 	struct dray_list tokens;
 	struct dray_list revocations, lease_ends; /* REGION_REVOKE, LEASE_END */
+	struct dray_list unended;                 /* in regions->unended */
+	struct dray_list *
+		next_end; /* in `tokens`: the first that is still to end with the region; NULL: it does not end */
+	uint64_t end_number; /* of the revocation of its tokens by its end */
+	uint32_t end_code;   /* with which transfers end */
 	uint32_t n_tokens;
 	uint32_t n_revoked; /* tokens and leases whose end has begun */
 	uint32_t serving;   /* grants that workers may still serve */
@@ -164,6 +176,22 @@ static inline uint32_t region_rights_code(const struct region *r)
 
 /* region.c: continues a removal after a step that it may have waited for; may free the region. */
 void region_check(struct region *r);
+/* region.c: all its tokens have begun to end. */
+void region_tokens_ended(struct region *r);
+
+/* ends.c */
+
+/* Tokens and grants that begin to end in one turn; it takes about 2 ms. */
+#define ENDS_PER_TURN 512
+
+/* 0 or -errno. */
+int ends_init(struct regions *r);
+/* A token may begin to end in this turn. */
+bool ends_have_room(struct regions *r);
+/* Goes on with regions->unended and orphans, also in later turns. */
+void ends_continue(struct regions *r);
+/* Begins to end all tokens of a region that is ending; calls region_tokens_ended() at once or in a later turn. */
+void region_end_tokens(struct region *r);
 
 /* token.c */
 
@@ -211,6 +239,8 @@ void lease_set_outcome(struct token *t, enum dmsg_lease_outcome outcome);
 void lease_holder_gone(struct token *t, enum pmsg_release_how how);
 /* The code for acquisitions after its end. */
 uint32_t lease_dead_code(const struct token *t);
+/* Begins to end leases in regions->orphans, as many as the turn has room for. */
+void leases_end_orphans(struct regions *r);
 /* Tells its session; nobody accesses it any more. Frees t->lease. */
 void lease_free(struct token *t);
 /* Frees it without a word, at the end of the agent. */

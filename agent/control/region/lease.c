@@ -24,7 +24,7 @@
 #define EXPIRY_ACCURACY_US 5000
 
 struct lease {
-	struct dray_list link; /* in counts->list */
+	struct dray_list link; /* in counts->list, or in regions->orphans */
 	struct token *token;
 	dray_handle session;
 	struct owner *owner;         /* of that session */
@@ -122,8 +122,9 @@ void lease_holder_gone(struct token *t, enum pmsg_release_how how)
 		l->acquired--;
 	else if (how == PMSG_RELEASE_HOW_LOST)
 		/* while this agent drains, its peers give their grants back */
-		finish(t, t->region->regions->draining ? DMSG_LEASE_OUTCOME_ENDED :
-							 DMSG_LEASE_OUTCOME_PEER_LOST);
+		finish(t, t->region->regions->draining || t->region->ending ?
+				  DMSG_LEASE_OUTCOME_ENDED :
+				  DMSG_LEASE_OUTCOME_PEER_LOST);
 	else if (++l->released == l->holders)
 		finish(t, DMSG_LEASE_OUTCOME_USED);
 }
@@ -132,7 +133,7 @@ void leases_expire(struct regions *r, int64_t now_ns)
 {
 	struct dray_heap_node *e;
 
-	for (unsigned i = 0; i < LEASES_EXPIRE_PER_TURN; i++) {
+	for (unsigned i = 0; i < LEASES_EXPIRE_PER_TURN && ends_have_room(r); i++) {
 		e = dray_heap_first(&r->lease_expiry);
 		if (!e || e->key > now_ns)
 			break;
@@ -302,14 +303,26 @@ int lease_end(struct regions *r, dray_handle lease, const struct region_owner *o
 
 void leases_session_gone(struct lease_counts *counts)
 {
+	struct regions *r = NULL;
 	struct lease *l;
 
 	while (counts->leases && (l = dray_list_pop(&counts->list, struct lease, link))) {
 		counts->leases--;
 		l->counts = NULL;
+		r = l->token->region->regions;
+		dray_list_add(&r->orphans, &l->link);
+	}
+	if (r)
+		ends_continue(r);
+}
+
+void leases_end_orphans(struct regions *r)
+{
+	struct lease *l;
+
+	while (ends_have_room(r) && (l = dray_list_pop(&r->orphans, struct lease, link)))
 		if (!l->token->revoked)
 			finish(l->token, DMSG_LEASE_OUTCOME_ENDED);
-	}
 }
 
 static uint32_t left_ms(const struct token *t)
@@ -404,7 +417,7 @@ static int renew(struct token *t, uint32_t ms, uint32_t *ret_ms)
 	struct regions *r = t->region->regions;
 	int64_t ns = (int64_t)ms * DRAY_NS_PER_MS, until;
 
-	if (t->revoked)
+	if (t->revoked || t->region->ending)
 		return -ENOENT;
 	if (!ms || ns > t->lease->limit_ns)
 		ns = t->lease->limit_ns;

@@ -46,7 +46,11 @@ int regions_new(struct regions **ret, const struct regions_deps *deps)
 	dray_handles_init(&r->grants, DRAY_HANDLES_MAX, 0);
 	dray_map_init(&r->peers);
 	mappings_init(&r->mappings);
+	dray_list_init(&r->unended);
+	dray_list_init(&r->orphans);
 	e = leases_init(r);
+	if (e >= 0)
+		e = ends_init(r);
 	if (e < 0)
 		return e;
 	*ret = dray_take(r);
@@ -90,6 +94,7 @@ struct regions *regions_free(struct regions *r)
 	tokens_free(&r->tokens);
 	tokens_free(&r->leases);
 	sd_event_source_disable_unref(r->lease_timer);
+	sd_event_source_disable_unref(r->end_source);
 	for (uint32_t at = 0; (region = dray_handles_next(&r->regions, &at, NULL));) {
 		dray_list_splice(&region->revocations, &region->lease_ends);
 		dray_list_for_each(&region->revocations, v, struct revocation, link)
@@ -432,6 +437,7 @@ int region_add(struct regions *r, const struct region_spec *spec, struct region_
 	dray_list_init(&region->tokens);
 	dray_list_init(&region->revocations);
 	dray_list_init(&region->lease_ends);
+	dray_list_init(&region->unended);
 	if (memory == REGION_GPU)
 		e = open_gpu(region, spec, reterr);
 	else if (kind == DMSG_KIND_POOL)
@@ -541,16 +547,19 @@ static void handle_dropped(void *arg)
 	region_check(region);
 }
 
+void region_tokens_ended(struct region *region)
+{
+	pool_drop(region->regions->deps.pool, OBJECT_REGION, region->handle, region->end_code,
+		  region->urgent, handle_dropped, region);
+}
+
 /* Ends all use of the region; transfers end with `code`. */
 static void region_end(struct region *region, uint32_t code, bool urgent)
 {
-	struct regions *r = region->regions;
-
 	region->ending = true;
 	region->urgent = urgent;
-	tokens_revoke(region, ++r->revocations);
-	pool_drop(r->deps.pool, OBJECT_REGION, region->handle, code, urgent, handle_dropped,
-		  region);
+	region->end_code = code;
+	region_end_tokens(region);
 }
 
 static struct region *region_get(struct regions *r, dray_handle handle)
@@ -603,9 +612,14 @@ static void make_urgent(struct region *region, uint32_t code)
 	region->urgent = true;
 	dray_list_for_each(&region->tokens, t, struct token, link)
 		dray_list_for_each(&t->grants, g, struct grant, token_link)
-			if (!g->dropped)
+			if (g->ending && !g->dropped)
 				pool_drop(r->deps.pool, OBJECT_GRANT, g->view.o.handle,
 					  region_rights_code(region), true, NULL, NULL);
+	/* what is still to be dropped is dropped urgently */
+	if (!dray_list_empty(&region->unended)) {
+		region->end_code = code;
+		return;
+	}
 	region->barriers++;
 	pool_drop(r->deps.pool, OBJECT_REGION, region->handle, code, true, handle_barrier, region);
 }

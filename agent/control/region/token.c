@@ -84,6 +84,8 @@ static void token_free(struct token *t, uint32_t code)
 	struct revocation *end;
 
 	remember_dead(r, t, code);
+	if (region->next_end == &t->link)
+		region->next_end = t->link.next;
 	dray_list_del(&t->link);
 	if (t->lease) {
 		lease_free(t);
@@ -328,7 +330,7 @@ struct token *token_find(struct regions *r, bool is_lease, const struct pmsg_imp
 	else if (memcmp(t->audience, nobody, AGENT_ID_BYTES) &&
 		 memcmp(t->audience, importer, AGENT_ID_BYTES))
 		code = DRAY_E_TOKEN_AUDIENCE;
-	else if (t->revoked)
+	else if (t->revoked || t->region->ending)
 		code = t->lease ? lease_dead_code(t) : DRAY_E_REVOKED;
 	else if (expired(t))
 		code = DRAY_E_TOKEN_EXPIRED;
@@ -407,6 +409,7 @@ uint32_t token_revoke(struct token *t, uint64_t revocation)
 		lease_set_outcome(t, DMSG_LEASE_OUTCOME_ENDED);
 	t->revoked = revocation;
 	region->n_revoked++;
+	r->ends++;
 	dray_list_for_each(&t->grants, g, struct grant, token_link)
 		grant_end(g, true, region->urgent);
 	dray_list_for_each(&t->local_imports, import, struct local_import, link)
