@@ -510,6 +510,39 @@ static void until_state(struct agent *a, const char *name, enum dmsg_segment_sta
 				  info.state == state)));
 }
 
+/* The same for a hint that is given when the listener is known. */
+static void test_hint_finds_its_listener(void **state)
+{
+	/* where the name of a host is this node is known later */
+	static const char name[] = "127.0.0.10:1", host[] = "localhost:1";
+	struct preferred p;
+	struct server wild;
+	struct agent a;
+
+	server_init(&wild, owner.event, "0.0.0.0:0");
+	snprintf(port, sizeof(port), "%u:1", ntohs(wild.addr.in.sin_port));
+	agent_open(&a, &(struct content){ .preferred = "" });
+	a.cfg.probe.interval = a.cfg.probe.backoff_max = 3600 * DRAY_NS_PER_SEC;
+	a.cfg.probe.backoff_min = a.cfg.probe.backoff_max;
+	a.cfg.probe.rise = a.cfg.probe.fall = 1;
+	agent_finds(&a, &wild, ND_MATCH_WILDCARD);
+	/* after the decision that looks at listeners again, because one is ready */
+	assert_true(server_until(a.event, LIMIT_MS,
+				 a.segments->decided_ns && !a.segments->renamed &&
+					 !strcmp(agent_preferred(&a, &p), "127.0.0.1:1")));
+	give_hint(&a, "model", name);
+	give_hint(&a, "other", host);
+	until_state(&a, name, DMSG_SEGMENT_STATE_READY);
+	until_state(&a, host, DMSG_SEGMENT_STATE_READY);
+	/* it follows it, too */
+	server_shut(&wild);
+	segments_listeners_changed(a.segments, &(struct nd_listeners){ .n = 0 });
+	until_state(&a, name, DMSG_SEGMENT_STATE_LOST);
+	until_state(&a, host, DMSG_SEGMENT_STATE_LOST);
+	agent_close(&a);
+	server_deinit(&wild);
+}
+
 /* What a hint names is probed as its listener is, and at once when that closes or opens. */
 static void test_hint_follows_its_listener(void **state)
 {
@@ -556,6 +589,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_hints_wait_for_room, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_hint_names_no_listener, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_hint_follows_its_listener, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_hint_finds_its_listener, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_dead_hints_delay_no_listener, set_up,
 						tear_down),
 		cmocka_unit_test_setup_teardown(test_dead_hints_delay_no_preferred, set_up,

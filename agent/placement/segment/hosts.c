@@ -62,9 +62,13 @@ static void on_answer(void *arg, const struct dray_addr *addrs, unsigned n,
 		local = host_find(h, why ? why->msg : "", where, sizeof(where));
 		/* even if local is unchanged: the host is known now */
 		dray_list_for_each(&h->segments, s, struct segment, of_host) {
+			bool was = s->local;
+
 			s->local = local;
 			segment_text(&s->where, where);
 			segment_recheck(s);
+			if (local && !was)
+				listeners_find(s);
 		}
 	}
 	hosts_refresh(h->ss);

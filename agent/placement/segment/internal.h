@@ -216,6 +216,8 @@ void segment_mention(struct segment *s, enum segment_source source, bool on);
 int listeners_configure(struct segments *ss);
 /* Applies the last list of listeners again. */
 void listeners_apply(struct segments *ss);
+/* The same for one segment, which is on this node, or which a hint names, only since then. */
+void listeners_find(struct segment *s);
 
 /* --- masters.c --- */
 

@@ -158,10 +158,41 @@ static void listener_name(const struct segments *ss, const struct nd_listener *l
 		listener_address(l, port, name, n);
 }
 
+static unsigned segment_port(const struct nd_listener *l, const struct port_rule *rule)
+{
+	return rule->segment_port ? rule->segment_port : l->port;
+}
+
+void listeners_find(struct segment *s)
+{
+	struct segments *ss = s->ss;
+	char host[DRAY_HOST_BYTES];
+	unsigned port;
+
+	if (!s->local || !ss->located || !s->sources ||
+	    dray_host_port_split(s->name, host, &port) < 0)
+		return;
+	if (!is_only_hinted(s)) {
+		/* it may be the name of a listener, which the next decision finds out */
+		ss->renamed = true;
+		segments_decide_soon(ss);
+		return;
+	}
+	for (size_t r = 0; r < ss->n_ports; r++)
+		for (size_t i = 0; i < ss->listeners.n; i++) {
+			const struct nd_listener *l = &ss->listeners.v[i];
+
+			if (segment_port(l, &ss->ports[r]) == port &&
+			    rule_has(&ss->ports[r], l->port) && l->match != ND_MATCH_NONE &&
+			    could_be(s, l, port))
+				listener_probe(s, l, &ss->ports[r]);
+		}
+}
+
 static void listener_apply(struct segments *ss, const struct nd_listener *l,
 			   const struct port_rule *rule)
 {
-	unsigned port = rule->segment_port ? rule->segment_port : l->port;
+	unsigned port = segment_port(l, rule);
 	bool named = false, ready = false;
 	char name[SEGMENT_NAME_BYTES];
 	struct segment *s;

@@ -120,6 +120,8 @@ void segments_hint_changed(struct segments *ss, const char *segment, bool named)
 		return;
 	segment_mention(s, SEGMENT_HINT, named);
 	segment_recheck(s);
+	if (named)
+		listeners_find(s);
 }
 
 static void name_again(void *arg, const struct hint *h)
