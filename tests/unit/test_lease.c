@@ -285,6 +285,46 @@ static void test_peer_lost(void **state)
 	lab_end(&l);
 }
 
+/* A holder counts once: what comes of its grant afterwards, until the workers have let go of it, says nothing about the lease. */
+static void test_holder_gone_once(void **state)
+{
+	struct lab l = lab_new(state);
+	struct leased x = lease(&l, 2), y = lease(&l, 2), z = lease(&l, 2);
+	dray_handle grant, other;
+
+	/* released, and then its connection ends */
+	grant = acquire(&l, &x);
+	assert_int_equal(acquire_as(&l, &x, PEER + 1, &other), 0);
+	grant_release(l.f->regions, PEER, grant, PMSG_RELEASE_HOW_USED);
+	grants_peer_gone(l.f->regions, PEER);
+	assert_int_equal(l.f->fences, 0);
+	grant_release(l.f->regions, PEER + 1, other, PMSG_RELEASE_HOW_USED);
+	fake_answer_all();
+	expect_end(1, &x, DMSG_LEASE_OUTCOME_USED, 2);
+	/* released twice */
+	grant = acquire(&l, &y);
+	other = acquire(&l, &y);
+	grant_release(l.f->regions, PEER, grant, PMSG_RELEASE_HOW_USED);
+	grant_release(l.f->regions, PEER, grant, PMSG_RELEASE_HOW_USED);
+	fake_answer_all();
+	assert_int_equal(n_ends, 1);
+	assert_non_null(grant_find(l.f->regions, PEER, other));
+	grant_release(l.f->regions, PEER, other, PMSG_RELEASE_HOW_USED);
+	fake_answer_all();
+	expect_end(2, &y, DMSG_LEASE_OUTCOME_USED, 2);
+	/* given back twice */
+	grant = acquire(&l, &z);
+	grant_release(l.f->regions, PEER, grant, PMSG_RELEASE_HOW_DECLINED);
+	grant_release(l.f->regions, PEER, grant, PMSG_RELEASE_HOW_DECLINED);
+	acquire(&l, &z);
+	acquire(&l, &z);
+	assert_int_equal(acquire_as(&l, &z, PEER, &other), DRAY_E_TOKEN_USED);
+	grants_peer_gone(l.f->regions, PEER);
+	fake_answer_all();
+	expect_end(3, &z, DMSG_LEASE_OUTCOME_PEER_LOST, 2);
+	lab_end(&l);
+}
+
 static void test_session_of_holder_lost(void **state)
 {
 	struct lab l = lab_new(state);
@@ -673,6 +713,7 @@ int main(void)
 		T(test_renewed),
 		T(test_ended_by_owner),
 		T(test_peer_lost),
+		T(test_holder_gone_once),
 		T(test_declined),
 		T(test_session_gone),
 		T(test_ends_alone),

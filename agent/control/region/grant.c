@@ -261,19 +261,28 @@ int grant_import(struct regions *r, dray_handle peer, const uint8_t peer_agent_i
 	return 0;
 }
 
+/* The peer does not use the grant any more. May free it. */
+static void holder_gone(struct grant *g, enum pmsg_release_how how)
+{
+	/* the workers may still have a grant that its holder has released */
+	bool first = !g->ending;
+
+	grant_end(g, false, false);
+	g->fenced = true;
+	/* its other grants may end, too; none of them is freed before the workers have answered */
+	if (first && g->token)
+		lease_holder_gone(g->token, how);
+	grant_check(g);
+}
+
 /* A release that crosses a fence counts as its acknowledgement. */
 void grant_release(struct regions *r, dray_handle peer, dray_handle handle,
 		   enum pmsg_release_how how)
 {
 	struct grant *g = grant_get(r, peer, handle);
 
-	if (!g)
-		return;
-	grant_end(g, false, false);
-	g->fenced = true;
-	if (g->token)
-		lease_holder_gone(g->token, how);
-	grant_check(g);
+	if (g)
+		holder_gone(g, how);
 }
 
 void grant_fenced(struct regions *r, dray_handle peer, dray_handle handle)
@@ -293,14 +302,8 @@ void grants_peer_gone(struct regions *r, dray_handle peer)
 	if (!p)
 		return;
 	p->n++; /* keeps p until the end of the loop */
-	dray_list_for_each(&p->grants, g, struct grant, peer_link) {
-		grant_end(g, false, false);
-		g->fenced = true;
-		/* its other grants may end, too; none of them is freed before the workers have answered */
-		if (g->token)
-			lease_holder_gone(g->token, PMSG_RELEASE_HOW_LOST);
-		grant_check(g);
-	}
+	dray_list_for_each(&p->grants, g, struct grant, peer_link)
+		holder_gone(g, PMSG_RELEASE_HOW_LOST);
 	peer_unref(r, p);
 }
 
