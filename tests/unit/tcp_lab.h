@@ -84,6 +84,7 @@ struct lab {
 	uint32_t welcome_status;
 	bool bad_mac;
 	bool no_accept, no_welcome, hold_resets; /* the control plane does nothing */
+	bool forced_end;                         /* lab_deinit() finds peers that are up */
 	bool raw;                                /* streams are not adopted but put into raw_fd */
 	int raw_fd[LAB_MAX];
 	uint64_t raw_id[LAB_MAX];

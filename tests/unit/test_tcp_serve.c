@@ -45,6 +45,24 @@ static void test_byte_by_byte(void **state)
 	hand_import_finish();
 }
 
+/* A worker that is not told of the end of its peers ends while one of them has not read its answers. */
+static void test_end_with_answers(void **state)
+{
+	struct pmsg_seg seg = { 0, 1000 };
+	const struct tcp *t;
+
+	hand_import_start(1, 4096);
+	for (uint64_t i = 1; i <= 50; i++)
+		hand_send_frame(PMSG_FRAME_KIND_READ, i, LAB_GRANT, &seg, 1);
+	lab_settle(&hand.lab);
+	t = b->tcp;
+	assert_true(t->pool_n < t->pool_cap);
+	hand.lab.forced_end = true;
+	lab_deinit(&hand.lab);
+	close(hand.fd);
+	free(hand.payload);
+}
+
 static void test_most_segments(void **state)
 {
 	struct pmsg_seg segs[PMSG_SEGS_MAX];
@@ -524,13 +542,21 @@ static void test_buffers_trimmed(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_byte_by_byte),    cmocka_unit_test(test_most_segments),
-		cmocka_unit_test(test_malformed),       cmocka_unit_test(test_sum_overflow),
-		cmocka_unit_test(test_refused),         cmocka_unit_test(test_grant_just_published),
-		cmocka_unit_test(test_back_pressure),   cmocka_unit_test(test_fairness),
-		cmocka_unit_test(test_reset),           cmocka_unit_test(test_end_of_file),
-		cmocka_unit_test(test_adopt_refused),   cmocka_unit_test(test_peer_down),
-		cmocka_unit_test(test_buffers_trimmed), cmocka_unit_test(test_filling),
+		cmocka_unit_test(test_byte_by_byte),
+		cmocka_unit_test(test_most_segments),
+		cmocka_unit_test(test_malformed),
+		cmocka_unit_test(test_sum_overflow),
+		cmocka_unit_test(test_refused),
+		cmocka_unit_test(test_grant_just_published),
+		cmocka_unit_test(test_back_pressure),
+		cmocka_unit_test(test_fairness),
+		cmocka_unit_test(test_reset),
+		cmocka_unit_test(test_end_of_file),
+		cmocka_unit_test(test_adopt_refused),
+		cmocka_unit_test(test_peer_down),
+		cmocka_unit_test(test_buffers_trimmed),
+		cmocka_unit_test(test_filling),
+		cmocka_unit_test(test_end_with_answers),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -535,10 +535,19 @@ refuse:
 	tcp_event(t, EVENT_STREAM_CLOSED, handle, id);
 }
 
+static void out_put(struct serve *v)
+{
+	if (v->out)
+		tcp_pool_put(v->s.tcp, v->out);
+	v->out = NULL;
+	v->out_rd = v->out_wr = 0;
+}
+
 void tcp_serve_forget(struct tcp_stream *s)
 {
 	struct serve *v = serve_of(s);
 
+	out_put(v);
 	for (uint32_t i = v->q_head; i != v->q_tail; i++)
 		serve_found_free(serve_frame_at(v, i));
 }
@@ -550,10 +559,7 @@ void tcp_serve_close(struct tcp_stream *s, bool reset, bool report)
 	if (s->state == TCP_CLOSED)
 		return;
 	tcp_stream_close(s, reset);
-	if (v->out)
-		tcp_pool_put(s->tcp, v->out);
-	v->out = NULL;
-	v->out_rd = v->out_wr = 0;
+	out_put(v);
 	v->grace_ns = 0;
 	chunk_release(v);
 	v->rx = v->finding = NULL;
