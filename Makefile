@@ -205,6 +205,8 @@ $(SIMULATED_DRIVER): tests/gpu/simulated_driver.c tests/gpu/driver.h $(B)/flags
 
 # A test that gets no memory may crash: it uses what it allocates without a check.
 $(O)/tests/unit/%.o: CFLAGS_own := -Wno-null-dereference
+# It has no memory for packets at times.
+$(B)/tests/unit/test_worker: LIBS_test += -Wl,--wrap=packet_new
 # It counts what is ranked.
 $(B)/tests/unit/test_segments: LIBS_test += -Wl,--wrap=preferred_rank
 # It counts the regions that are looked at.

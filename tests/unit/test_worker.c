@@ -13,6 +13,21 @@
 #include "tests/unit/cm.h"
 #include "tests/unit/worker_rig.h"
 
+/* There is no memory for descriptors; and how often that was found out. */
+static _Atomic bool no_packets;
+static _Atomic unsigned n_refused;
+
+struct packet *__real_packet_new(uint32_t capacity, unsigned n_fds);
+struct packet *__wrap_packet_new(uint32_t capacity, unsigned n_fds);
+
+struct packet *__wrap_packet_new(uint32_t capacity, unsigned n_fds)
+{
+	if (!n_fds || !no_packets)
+		return __real_packet_new(capacity, n_fds);
+	n_refused++;
+	return NULL;
+}
+
 static int setup(void **state)
 {
 	struct wrig *r = malloc(sizeof(*r));
@@ -411,6 +426,23 @@ static void a_new_configuration_is_applied(void **state)
 	free(ev.report);
 }
 
+/* A request that has arrived is read as soon as there is memory, without another event. */
+static void a_request_waits_for_memory(void **state)
+{
+	struct wrig *r = *state;
+	uint8_t buf[4096];
+	unsigned n = 0;
+
+	no_packets = true;
+	say(r, buf, transfer(buf, 1, 64, 0));
+	while (n_refused < 3 && n++ < 20000)
+		poll(NULL, 0, 1);
+	no_packets = false;
+	assert_true(n_refused >= 3);
+	assert_int_equal(next(r).h.request_id, 1);
+	works(r, 2);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -431,6 +463,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(a_snapshot_counts_transfers_beyond_its_room, setup,
 						teardown),
 		cmocka_unit_test_setup_teardown(a_new_configuration_is_applied, setup, teardown),
+		cmocka_unit_test_setup_teardown(a_request_waits_for_memory, setup, teardown),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -39,8 +39,8 @@ struct ring {
 struct wsession {
 	struct xfer_session xs;
 	struct worker *worker;
-	struct dray_list ready_link;  /* on owner->ready while there is input */
-	struct dray_list unsent_link; /* on worker->unsent */
+	struct dray_list ready_link; /* on owner->ready while there is input */
+	struct dray_list again_link; /* on worker->again */
 	struct loop_source source;
 	int fd;
 	struct idset ids;     /* requests that have not ended */
@@ -72,9 +72,9 @@ struct worker {
 	struct loop_source command_source;
 	struct dray_slots sessions; /* struct wsession */
 	struct dray_list completed; /* rings whose clients are told at the end of the turn */
-	/* sessions whose next packet has descriptors that the kernel does not take now; struct wsession */
-	struct dray_list unsent;
-	int64_t unsent_ns; /* when they were tried last */
+	/* sessions that wait for the kernel to take descriptors, or for memory to read; struct wsession */
+	struct dray_list again;
+	int64_t again_ns; /* when they were tried last */
 	bool draining, quit;
 	bool stalled;   /* submissions wait for their client to reap completions */
 	bool busy;      /* the last turn did something */
@@ -157,8 +157,8 @@ void wsession_add(struct worker *w, int fd, struct session_shared *shared);
  */
 void wsession_close(struct worker *w, dray_handle session, uint32_t code);
 void wsession_send(struct wsession *s, struct packet *p);
-/* Tries the sessions on w->unsent again, at most once a millisecond. */
-void wsessions_send_again(struct worker *w);
+/* Goes on with the sessions on w->again, at most once a millisecond. */
+void wsessions_again(struct worker *w);
 struct wsession *wsession_get(struct worker *w, dray_handle session);
 /* Stops reading from and sending to the client, and tells the control thread, once. */
 void wsession_die(struct wsession *s, uint32_t code);

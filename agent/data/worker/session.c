@@ -37,6 +37,13 @@ static void packet_end(struct wsession *s, struct packet *p)
 	packet_free(p);
 }
 
+/* No event reports that the session can go on, so the worker looks at it again. */
+static void again_later(struct wsession *s)
+{
+	if (dray_list_empty(&s->again_link))
+		dray_list_add(&s->worker->again, &s->again_link);
+}
+
 /* Sends queued packets. A packet stays in the queue until it is sent. */
 static void flush(struct wsession *s)
 {
@@ -49,13 +56,9 @@ static void flush(struct wsession *s)
 			s->writable = false;
 			return;
 		}
-		/*
-		 * Too many descriptors of the agent's user are in flight, perhaps those of clients that have the same uid. No
-		 * event reports the end of that, so the worker tries again.
-		 */
+		/* too many descriptors of the agent's user are in flight, perhaps those of clients that have the same uid */
 		if (ret == -ETOOMANYREFS) {
-			if (dray_list_empty(&s->unsent_link))
-				dray_list_add(&s->worker->unsent, &s->unsent_link);
+			again_later(s);
 			return;
 		}
 		if (p->report)
@@ -72,17 +75,19 @@ static void flush(struct wsession *s)
 	}
 }
 
-void wsessions_send_again(struct worker *w)
+void wsessions_again(struct worker *w)
 {
-	struct dray_list again = DRAY_LIST_INIT(again);
+	struct dray_list now = DRAY_LIST_INIT(now);
 	struct wsession *s;
 
-	if (dray_list_empty(&w->unsent) || w->core.now_ns - w->unsent_ns < DRAY_NS_PER_MS)
+	if (dray_list_empty(&w->again) || w->core.now_ns - w->again_ns < DRAY_NS_PER_MS)
 		return;
-	w->unsent_ns = w->core.now_ns;
-	dray_list_splice(&again, &w->unsent);
-	while ((s = dray_list_pop(&again, struct wsession, unsent_link)))
+	w->again_ns = w->core.now_ns;
+	dray_list_splice(&now, &w->again);
+	while ((s = dray_list_pop(&now, struct wsession, again_link))) {
 		flush(s);
+		wsession_go_on(s);
+	}
 }
 
 static void handle_io(struct loop_source *source, uint32_t events)
@@ -118,7 +123,7 @@ struct wsession *wsession_new(struct worker *w, struct session_shared *shared)
 	dray_map_init(&s->held);
 	dray_map_init(&s->cancels_of);
 	dray_list_init(&s->ready_link);
-	dray_list_init(&s->unsent_link);
+	dray_list_init(&s->again_link);
 	return s;
 }
 
@@ -145,7 +150,7 @@ static void die(struct wsession *s, uint32_t code, struct packet *goodbye)
 	s->dead = true;
 	loop_del(&s->worker->core.loop, &s->source);
 	dray_list_del(&s->ready_link);
-	dray_list_del(&s->unsent_link);
+	dray_list_del(&s->again_link);
 	worker_event(s->worker, &(struct event){ .type = EVENT_SESSION_EOF,
 						 .session = s->xs.handle,
 						 .code = code,
@@ -177,7 +182,7 @@ void wsession_free(struct wsession *s, uint32_t code)
 	idset_deinit(&s->ids);
 	cancels_deinit(s);
 	dray_list_del(&s->ready_link);
-	dray_list_del(&s->unsent_link);
+	dray_list_del(&s->again_link);
 	store_user_free(s->store);
 	xfer_session_deinit(&s->xs);
 	free(s);
@@ -293,6 +298,8 @@ static bool may_read(struct wsession *s)
 		return false;
 	if (!w->unneeded)
 		w->unneeded = packet_new(0, DRAY_FDS_MAX);
+	if (!w->unneeded)
+		again_later(s);
 	return w->unneeded;
 }
 

@@ -139,8 +139,8 @@ static int64_t rest(struct worker *w, int64_t next)
 		rings_awake(w);
 		return 0;
 	}
-	/* waiting for room in the event ring, for a client to reap, or for room for descriptors has no event of its own */
-	if (w->stalled || w->events.n_late || any_ready(w) || !dray_list_empty(&w->unsent))
+	/* waiting for room in the event ring, for a client to reap, for room for descriptors, or for memory has no event of its own */
+	if (w->stalled || w->events.n_late || any_ready(w) || !dray_list_empty(&w->again))
 		timeout = timeout < 0 ? LOOK_AGAIN_NS : dray_min(timeout, LOOK_AGAIN_NS);
 	return timeout;
 }
@@ -207,7 +207,7 @@ void worker_turn(struct worker *w, bool may_sleep)
 	turn_meter_between(&w->turns, c->now_ns);
 	did = worker_run_commands(w);
 	did |= run_clients(w);
-	wsessions_send_again(w);
+	wsessions_again(w);
 	/* before the transports: a transfer whose wait word is set has slices for them */
 	next = xfers_tick(c);
 	c->kicked = false;

@@ -100,7 +100,7 @@ int worker_make(struct worker **ret_worker, unsigned index, const struct data_co
 	w->core.now_ns = dray_now().ns;
 	dray_linger_limit(&w->linger, cfg->poll_time_ns, cfg->poll_time_ns);
 	dray_list_init(&w->completed);
-	dray_list_init(&w->unsent);
+	dray_list_init(&w->again);
 	dray_list_init(&w->core.free_slices);
 	ret = worker_setup(w, max_transfers);
 	if (ret < 0) {
