@@ -283,6 +283,16 @@ static void test_grant_just_published(void **state)
 	object_publish(&b->core, &late.o);
 	hand_expect_answer(PMSG_FRAME_KIND_WRITE_ACK, 1, 0, 0);
 	assert_true(lab_equal(b, 0, hand.payload, 1000));
+	/* its command does not even fit into the ring, for as long as that takes */
+	late.o.handle = LAB_HANDLE(31);
+	atomic_store(&b->core.commands_late, true);
+	n = lab_frame(hand.frame, PMSG_FRAME_KIND_READ, 2, LAB_HANDLE(31), &seg, 1);
+	assert_int_equal(send(hand.fd, hand.frame, n, 0), n);
+	lab_settle(&hand.lab);
+	object_publish(&b->core, &late.o);
+	atomic_store(&b->core.commands_late, false);
+	hand_expect_answer(PMSG_FRAME_KIND_READ_DATA, 2, 0, 1000);
+	assert_true(lab_receive(&hand.lab, hand.fd, hand.payload + MIB, 1000));
 	hand_import_finish();
 }
 

@@ -7,10 +7,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "agent/data/worker/internal.h"
 #include "lib/time.h"
 #include "lib/err.h"
 #include "schema/gen/errors.h"
 #include "tests/unit/cm.h"
+#include "tests/unit/worker_parts.h"
 #include "tests/unit/worker_rig.h"
 
 /* There is no memory for descriptors; and how often that was found out. */
@@ -443,6 +445,30 @@ static void a_request_waits_for_memory(void **state)
 	works(r, 2);
 }
 
+/* A worker knows whether commands wait for room in its ring. */
+static void late_commands_are_announced(void **state)
+{
+	struct data_config cfg = worker_part_config(0);
+	struct worker_pool p;
+	struct event ev;
+	struct worker *w;
+
+	assert_int_equal(pool_new(&p, 1, &cfg, 8, NULL), 0);
+	w = p.workers[0];
+	for (unsigned i = 0; i < 1024; i++)
+		worker_post(w, &(struct command){ .type = COMMAND_RESUME });
+	assert_false(w->core.commands_late);
+	worker_post(w, &(struct command){ .type = COMMAND_RESUME });
+	assert_true(w->core.commands_late);
+	assert_int_equal(pool_start(&p, NULL), 0);
+	for (unsigned n = 0; w->core.commands_late && n < 20000; n++) {
+		assert_false(worker_next_event(w, &ev));
+		poll(NULL, 0, 1);
+	}
+	assert_false(w->core.commands_late);
+	assert_true(pool_stop(&p));
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -464,6 +490,7 @@ int main(void)
 						teardown),
 		cmocka_unit_test_setup_teardown(a_new_configuration_is_applied, setup, teardown),
 		cmocka_unit_test_setup_teardown(a_request_waits_for_memory, setup, teardown),
+		cmocka_unit_test(late_commands_are_announced),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -315,6 +315,8 @@ struct core {
 	const struct core_upcalls *up;
 	struct data_counters *counters;
 	struct loop loop;
+	_Atomic bool
+		commands_late; /* the control thread has some that the worker's ring has no room for */
 	struct objects *objects;      /* object.c */
 	struct xfers *xfers;          /* xfer.c */
 	struct dray_list owners;      /* owner.h */

@@ -169,10 +169,16 @@ bool worker_free(struct worker *w)
 /* Moves commands that found no room before into the ring. */
 static void commands_flush(struct worker *w)
 {
-	if (!dray_spsc_flush(&w->commands)) {
-		atomic_store_explicit(&w->want_room, true, memory_order_seq_cst);
-		/* the worker may have made room before it could see the request */
-		dray_spsc_flush(&w->commands);
+	if (w->commands.n_late) {
+		bool all = dray_spsc_flush(&w->commands);
+
+		if (!all) {
+			atomic_store_explicit(&w->want_room, true, memory_order_seq_cst);
+			/* the worker may have made room before it could see the request */
+			all = dray_spsc_flush(&w->commands);
+		}
+		/* release: the worker that sees false finds them in the ring */
+		atomic_store_explicit(&w->core.commands_late, !all, memory_order_release);
 	}
 	dray_wake(w->command_fd);
 }

@@ -18,11 +18,6 @@
 #include "agent/model/mooncake_message.h"
 #include "lib/cleanup.h"
 
-/*
- * Turns to wait for a buffer that is not known yet: the peer may have heard of it before this worker has read the command that
- * publishes it, and the worker reads all that its ring holds within a few turns.
- */
-#define UNKNOWN_TURNS 8
 /* A peer whose machine is gone is found by probes, in a minute and a half. */
 #define KEEPALIVE_IDLE_S 60
 #define KEEPALIVE_INTERVAL_S 10
@@ -181,8 +176,7 @@ static void take_request(struct mooncake_conn *c)
 		return;
 	}
 	code = look_up(c, &granted);
-	if (code == DRAY_E_REVOKED && c->waits < UNKNOWN_TURNS) {
-		c->waits++;
+	if (code == DRAY_E_REVOKED && grant_may_come(c->m->c, &c->waits)) {
 		c->parked = true;
 		dray_list_move(&c->m->parked, &c->ready_link);
 		return;

@@ -5,6 +5,9 @@
 #include "agent/model/ranges.h"
 #include "lib/cleanup.h"
 
+/* In so many turns a worker reads all that its ring of commands holds. */
+#define UNKNOWN_TURNS 8
+
 unsigned grant_walk_ranges(struct grant_walk *w, const struct granted *held, struct iovec *iov,
 			   unsigned max, uint64_t *ret_bytes)
 {
@@ -112,6 +115,14 @@ uint32_t grant_check(struct core *c, dray_handle peer, dray_handle handle, uint1
 		return DRAY_E_RANGE;
 	*ret = (struct granted){ grant, region };
 	return reachable(c, object_region(region));
+}
+
+bool grant_may_come(const struct core *c, uint8_t *turns)
+{
+	/* those that are late come behind what the ring holds now */
+	if (atomic_load_explicit(&c->commands_late, memory_order_acquire))
+		*turns = 0;
+	return (*turns)++ < UNKNOWN_TURNS;
 }
 
 uint32_t grant_drop_code(const struct object *o)

@@ -30,6 +30,12 @@ static inline void grant_walk_init(struct grant_walk *w, const struct pmsg_seg *
 uint32_t grant_check(struct core *c, dray_handle peer, dray_handle grant, uint16_t access,
 		     const struct pmsg_seg *segs, uint32_t n_segs, struct granted *ret);
 
+/*
+ * After REVOKED: the grant may still become known, because the peer may have heard of it before this worker has read the command that
+ * publishes it. To be asked once a turn. turns: in which that was so, 0 at first.
+ */
+bool grant_may_come(const struct core *c, uint8_t *turns);
+
 static inline void granted_hold(const struct granted *g)
 {
 	object_hold(g->grant);

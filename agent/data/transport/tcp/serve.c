@@ -23,8 +23,6 @@
 
 /* Time for a READ answer to finish when its region is dropped. */
 #define GRACE_NS (50 * DRAY_NS_PER_MS)
-/* Turns to wait for a grant that is not known yet. */
-#define GRANT_TURNS 8
 /* Answers with objects that a stream may have in memory, so that a peer that does not read them takes little of it. */
 #define FOUNDS_MAX 4
 /* Time for a peer to take objects that the store holds for it. */
@@ -398,13 +396,7 @@ static int serve_head(struct tcp_stream *s, const uint8_t *bytes, size_t n)
 	access = wire.kind == PMSG_FRAME_KIND_WRITE ? DMSG_ACCESS_WRITE : DMSG_ACCESS_READ;
 	status = grant_check(s->tcp->c, s->peer->link->peer, wire.grant, access, v->segs, wire.segs,
 			     &granted);
-	if (status == DRAY_E_REVOKED && v->grant_waits < GRANT_TURNS) {
-		/*
-		 * The peer may have used the grant before this worker has read the command that publishes
-		 * it. The worker reads commands between turns, and all that its ring holds within a few
-		 * turns.
-		 */
-		v->grant_waits++;
+	if (status == DRAY_E_REVOKED && grant_may_come(s->tcp->c, &v->grant_waits)) {
 		s->parked = true;
 		/* A buffer that became free in this turn may have queued the stream. */
 		dray_list_move(&s->tcp->parked, &s->ready_link);
