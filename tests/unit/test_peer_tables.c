@@ -112,6 +112,28 @@ static void test_messages_bad(void **state)
 	msgbuf_deinit(&b);
 }
 
+/* However much is queued, to take bytes and to append others moves not much more than these. */
+static void test_messages_moved(void **state)
+{
+	enum { RECORD = 16384, QUEUED = 64 * RECORD };
+	static uint8_t bytes[QUEUED];
+	struct msgbuf b = MSGBUF_NULL;
+	size_t moved = 0, taken = 0;
+
+	append(&b, bytes, QUEUED);
+	for (unsigned i = 0; i < 1000; i++, taken += RECORD) {
+		size_t start;
+
+		msgbuf_taken(&b, RECORD);
+		start = b.start;
+		append(&b, bytes, RECORD);
+		moved += b.start < start ? msgbuf_size(&b) - RECORD : 0;
+		assert_true(b.cap <= 4 * QUEUED);
+	}
+	assert_true(moved <= 3 * taken);
+	msgbuf_deinit(&b);
+}
+
 /* --- streams -------------------------------------------------------------------------------------- */
 
 static uint64_t sid(uint64_t worker, uint64_t counter)
@@ -281,6 +303,7 @@ int main(void)
 		cmocka_unit_test(test_messages_byte_by_byte),
 		cmocka_unit_test(test_messages_together),
 		cmocka_unit_test(test_messages_bad),
+		cmocka_unit_test(test_messages_moved),
 		cmocka_unit_test(test_stream_ids),
 		cmocka_unit_test(test_stream_ids_random),
 		cmocka_unit_test(test_stream_entries),

@@ -22,7 +22,8 @@ uint8_t *msgbuf_room(struct msgbuf *b, size_t n, size_t *ret_room)
 	size_t size = msgbuf_size(b), cap;
 	uint8_t *p;
 
-	if (b->cap - b->end < n && b->start) {
+	/* it moves no more than three times the bytes that were taken */
+	if (b->cap - b->end < n && b->start && b->start >= b->cap / 4) {
 		memmove(b->p, b->p + b->start, size);
 		b->start = 0;
 		b->end = size;
