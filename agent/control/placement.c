@@ -231,12 +231,13 @@ static void on_hint_changed(void *arg, const char *scope)
 		segments_decide_soon(a->segments);
 }
 
-static void on_hint_named(void *arg, const char *segment, bool named)
+static void on_hint_named(void *arg, const char *segment, const struct hint_owner *owner,
+			  bool named)
 {
 	struct agent *a = arg;
 
 	if (a->segments)
-		segments_hint_changed(a->segments, segment, named);
+		segments_hint_changed(a->segments, segment, owner, named);
 }
 
 static void refill(void *arg)

@@ -1305,7 +1305,7 @@ const struct dray_config_key dray_config_keys[DRAY_CONFIG_KEY_N] = {
 	  .allowed = "16 to 1048576",
 	  .min = INT64_C(16), .max = INT64_C(1048576),
 	  .reload = true,
-	  .doc = "Known segments. Above the limit, segments that only masters, peers or hints name are left out; those that only hints name also above half of what the others leave." },
+	  .doc = "Known segments. Above the limit, segments that only masters, peers or hints name are left out; those that only hints name also above half of what the others leave, of which the hints of one owner have half of what those of other owners leave." },
 	{ .path = "limits.hints", .section = "limits", .name = "hints",
 	  .env = "DRAY_LIMITS_HINTS", .type = DRAY_CONFIG_INT,
 	  CONFIG_MEMBER(limits.hints), .def = "65536",

@@ -1126,6 +1126,7 @@ struct dray_config {
 		/*
 		 * Known segments. Above the limit, segments that only masters, peers or hints name
 		 * are left out; those that only hints name also above half of what the others
+		 * leave, of which the hints of one owner have half of what those of other owners
 		 * leave.
 		 */
 		int64_t segments;

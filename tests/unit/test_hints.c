@@ -64,7 +64,7 @@ static void on_changed(void *arg, const char *scope)
 	note(arg, "", scope);
 }
 
-static void on_named(void *arg, const char *segment, bool named)
+static void on_named(void *arg, const char *segment, const struct hint_owner *owner, bool named)
 {
 	note(arg, named ? "+" : "-", segment);
 }
@@ -222,20 +222,20 @@ static void the_strongest_hint_is_effective(void **state)
 	pass(x, 10);
 	put(x, "m", B, CLIENT, 2, 5, 0); /* equal, but newer */
 	assert_log(x, "+" B ";m;");
-	put(x, "m", A, CLIENT, 3, 4, 0);
-	assert_log(x, "");
+	put(x, "m", A, CLIENT, 3, 4, 0); /* another owner names it */
+	assert_log(x, "+" A ";");
 	assert_best(x, "m", B);
 	put(x, "m", A, CLIENT, 3, 6, 0); /* a higher score now */
 	assert_log(x, "m;");
 	put(x, "m", B, DETECTED, 0, 0, 0);
 	put(x, "m", C, ENVIRONMENT, 0, 0, 0);
 	assert_log(x, "m;m;");
-	assert_false(hints_names(x->h, C));
+	assert_false(hints_names(x->h, C, NULL));
 	put(x, "m", B, EXPLICIT, 0, 1, 0);
 	put(x, "m", A, EXPLICIT, 0, 1, 0);
 	put(x, "m", C, EXPLICIT, 0, 0, 0);
-	assert_log(x, "m;m;+" C ";");
-	assert_true(hints_names(x->h, C));
+	assert_log(x, "+" B ";m;+" A ";m;+" C ";");
+	assert_true(hints_names(x->h, C, NULL));
 	assert_true(hints_best(x->h, "m", NULL, &best));
 	assert_string_equal(best.segment, A);
 	assert_int_equal(best.source, EXPLICIT);
@@ -259,8 +259,8 @@ static void a_clients_hint_replaces_that_of_its_uid(void **state)
 	assert_best(x, "m", B);
 	put(x, "m", B, CLIENT, 1000, 1, 0); /* put again */
 	assert_log(x, "");
-	assert_false(hints_names(x->h, A));
-	assert_true(hints_names(x->h, B));
+	assert_false(hints_names(x->h, A, NULL));
+	assert_true(hints_names(x->h, B, NULL));
 	reopen(x);
 	assert_int_equal(hints_count(x->h), 1);
 	assert_best(x, "m", B);
@@ -320,9 +320,9 @@ static void quotas_are_kept(void **state)
 	 * that expires before it
 	 */
 	put(x, "4", A, CLIENT, 9, 0, 0);
-	assert_log(x, "0;4;");
+	assert_log(x, "0;+" A ";4;");
 	put(x, "d2", A, DETECTED, 0, 0, 0);
-	assert_log(x, "1;d2;");
+	assert_log(x, "1;-" A ";d2;");
 	for (unsigned i = 0; i < 6; i++) {
 		snprintf(scope, sizeof(scope), "e%u", i);
 		if (i < 5)
@@ -416,8 +416,8 @@ static void all_hints_are_listed(void **state)
 	assert_log(x, "m=" A "!;");
 	hints_expire(x->h);
 	x->log[0] = '\0';
-	assert_true(hints_names(x->h, A));
-	assert_false(hints_names(x->h, B));
+	assert_true(hints_names(x->h, A, NULL));
+	assert_false(hints_names(x->h, B, NULL));
 }
 
 /* The wall clock advances while the agent is not running. */
@@ -598,7 +598,7 @@ static void check_model(struct fixture *x, const struct model *m, unsigned n)
 		assert_best(x, scope, best ? segments[best->segment] : NULL);
 	}
 	for (unsigned i = 0; i < 3; i++)
-		assert_int_equal(hints_names(x->h, segments[i]), named[i]);
+		assert_int_equal(hints_names(x->h, segments[i], NULL), named[i]);
 }
 
 static void walk_put(struct fixture *x, struct model *m, unsigned *n, unsigned *seed)

@@ -289,7 +289,8 @@ static void test_no_store(void **state)
 /* A client of another tenant names the segment, for a scope of its own. */
 static const struct hint_owner other = { "other", 4242 };
 
-static void give_hint(struct agent *a, const char *scope, const char *segment)
+static void give_hint_as(struct agent *a, const struct hint_owner *by, const char *scope,
+			 const char *segment)
 {
 	struct dray_err err = DRAY_ERR_NULL;
 
@@ -297,11 +298,23 @@ static void give_hint(struct agent *a, const char *scope, const char *segment)
 				   &(struct hint_put){ .scope = scope,
 						       .segment = segment,
 						       .source = DMSG_HINT_SOURCE_CLIENT,
-						       .uid = other.uid,
-						       .tenant = other.tenant },
+						       .uid = by->uid,
+						       .tenant = by->tenant },
 				   &err),
 			 0);
-	segments_hint_changed(a->segments, segment, true);
+	segments_hint_changed(a->segments, segment, by, true);
+}
+
+static void give_hint(struct agent *a, const char *scope, const char *segment)
+{
+	give_hint_as(a, &other, scope, segment);
+}
+
+static bool is_known(struct agent *a, const char *name)
+{
+	struct segment_info info;
+
+	return segments_find(a->segments, name, &info);
 }
 
 /* The hints of one client leave room for segments of other sources. */
@@ -318,7 +331,8 @@ static void test_hints_leave_room(void **state)
 		give_hint(&a, name, name);
 	}
 	segments_totals(a.segments, &totals);
-	assert_int_equal(totals.known, 32);
+	/* half of the half that hints have */
+	assert_int_equal(totals.known, 16);
 	for (unsigned i = 0; i < 16; i++) {
 		snprintf(name, sizeof(name), "10.9.9.%u:1", i);
 		segments_peer_changed(a.segments, name, true);
@@ -329,8 +343,44 @@ static void test_hints_leave_room(void **state)
 	segments_peer_changed(a.segments, "192.0.2.0:1", true);
 	assert_true(segments_find(a.segments, "192.0.2.0:1", &info));
 	assert_string_equal(info.sources, "peer,hint");
-	segments_hint_changed(a.segments, "192.0.2.63:1", true);
+	segments_hint_changed(a.segments, "192.0.2.63:1", &other, true);
 	assert_false(segments_find(a.segments, "192.0.2.63:1", &info));
+	agent_close(&a);
+}
+
+/* And for hints of other owners, who can name the same segments. */
+static void test_hints_of_owners_leave_room(void **state)
+{
+	static const struct hint_owner second = { "other", 7 }, third = { "third", 4242 };
+	struct agent a;
+	char name[32];
+
+	agent_open(&a, &(struct content){ .preferred = "" });
+	a.cfg.limits.hints = a.cfg.limits.hints_per_owner = 256;
+	for (unsigned i = 0; i < 64; i++) {
+		snprintf(name, sizeof(name), "192.0.2.%u:1", i);
+		give_hint(&a, name, name);
+		assert_int_equal(is_known(&a, name), i < 16);
+	}
+	/* what the first owner has no room for, the second one has, up to half of the rest */
+	for (unsigned i = 0; i < 64; i++) {
+		snprintf(name, sizeof(name), "192.0.2.%u:1", i);
+		give_hint_as(&a, &second, name, name);
+		assert_int_equal(is_known(&a, name), i < 16 + 8);
+	}
+	give_hint_as(&a, &third, "third", "192.0.2.64:1");
+	assert_true(is_known(&a, "192.0.2.64:1"));
+	/* the first owner's hints go; the second one's still name the segments, and are charged for them now */
+	for (unsigned i = 0; i < 64; i++) {
+		snprintf(name, sizeof(name), "192.0.2.%u:1", i);
+		assert_true(hints_forget_client(a.hints, name, &other));
+		segments_hint_changed(a.segments, name, &other, false);
+		assert_int_equal(is_known(&a, name), i < 16 + 8);
+	}
+	give_hint_as(&a, &second, "more", "192.0.2.65:1");
+	assert_false(is_known(&a, "192.0.2.65:1"));
+	give_hint(&a, "more", "192.0.2.66:1");
+	assert_true(is_known(&a, "192.0.2.66:1"));
 	agent_close(&a);
 }
 
@@ -342,14 +392,14 @@ static void test_hints_wait_for_room(void **state)
 	char name[32];
 
 	agent_open(&a, &(struct content){ .preferred = "" });
-	for (unsigned i = 0; i < 33; i++) {
+	for (unsigned i = 0; i < 17; i++) {
 		snprintf(name, sizeof(name), "192.0.2.%u:1", i);
 		give_hint(&a, name, name);
 	}
 	assert_false(segments_find(a.segments, name, &info));
 	a.cfg.segment.expiry = 0;
 	assert_int_equal(hints_forget(a.hints, "192.0.2.7:1", NULL, false), 1);
-	segments_hint_changed(a.segments, "192.0.2.7:1", false);
+	segments_hint_changed(a.segments, "192.0.2.7:1", &other, false);
 	assert_true(sd_event_source_set_time(a.segments->sweep, 0) >= 0);
 	assert_true(server_until(a.event, LIMIT_MS, segments_find(a.segments, name, &info)));
 	assert_string_equal(info.sources, "hint");
@@ -366,7 +416,7 @@ static void test_hints_for_other_scopes_cost_nothing(void **state)
 	char name[32];
 
 	agent_open_first(&a);
-	a.cfg.limits.segments = a.cfg.limits.hints = a.cfg.limits.hints_per_owner = 1024;
+	a.cfg.limits.segments = a.cfg.limits.hints = a.cfg.limits.hints_per_owner = 2048;
 	for (unsigned i = 0; i < 400; i++) {
 		/* on this node, and elsewhere */
 		snprintf(name, sizeof(name), "%s.2.%u:1", i % 2 ? "127.0" : "192.0", i / 2 + 1);
@@ -468,7 +518,7 @@ static void give_administrators_hint(struct agent *a)
 						       .source = DMSG_HINT_SOURCE_EXPLICIT },
 				   &err),
 			 0);
-	segments_hint_changed(a->segments, owner.where, true);
+	segments_hint_changed(a->segments, owner.where, &(struct hint_owner){ "", 0 }, true);
 }
 
 /* The segment that an administrator's hint makes the preferred one of the node is no less important than others. */
@@ -586,6 +636,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_hint_chooses_for_its_owner_only, set_up,
 						tear_down),
 		cmocka_unit_test_setup_teardown(test_hints_leave_room, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_hints_of_owners_leave_room, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_hints_wait_for_room, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_hint_names_no_listener, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_hint_follows_its_listener, set_up, tear_down),

@@ -37,17 +37,13 @@ static struct label *label_ref(struct dray_map *m, const void *key, size_t n)
 		if (!l)
 			return NULL;
 		dray_list_init(&l->entries);
+		dray_list_init(&l->namings);
 		memcpy(l->text, key, n);
 		dray_map_add(m, &l->node, l->text, n);
 	}
 	l->n++;
 	return l;
 }
-
-struct owner_key {
-	char tenant[TENANT_BYTES];
-	uint32_t uid;
-};
 
 static struct owner_key owner_key(const char *tenant, uint32_t uid)
 {
@@ -65,13 +61,49 @@ static void label_unref(struct dray_map *m, struct label *l)
 	free(l);
 }
 
-/* The entry is in no list. tell: makes the upcall if no hint that was given names its segment any more. */
+void hints_tell_named(const struct hints *h, const struct naming *n, bool named)
+{
+	const struct owner_key *o = &n->key.owner;
+
+	if (h->deps.named)
+		h->deps.named(h->deps.arg, n->key.name->text,
+			      &(struct hint_owner){ o->tenant, o->uid }, named);
+}
+
+static struct naming *naming_ref(struct hints *h, struct label *name, struct owner_key owner)
+{
+	struct naming *n, key = { .key = { .name = name, .owner = owner } };
+
+	n = dray_map_entry(dray_map_find(&h->namings, &key.key, sizeof(key.key)), struct naming,
+			   node);
+	if (!n) {
+		n = calloc(1, sizeof(*n));
+		if (!n)
+			return NULL;
+		n->key = key.key;
+		dray_list_add(&name->namings, &n->link);
+		dray_map_add(&h->namings, &n->node, &n->key, sizeof(n->key));
+	}
+	n->n++;
+	return n;
+}
+
+static void naming_unref(struct hints *h, struct naming *n, bool tell)
+{
+	if (!n || --n->n)
+		return;
+	dray_map_del(&h->namings, &n->node);
+	dray_list_del(&n->link);
+	if (tell)
+		hints_tell_named(h, n, false);
+	free(n);
+}
+
+/* The entry is in no list. tell: makes the upcall if no other hint of its owner names its segment. */
 static void entry_free(struct hints *h, struct entry *e, bool tell)
 {
 	dray_heap_del(&h->expiry[e->source], &e->expiry);
-	if (e->name && hint_is_given(e->source) && !--e->name->given && tell && h->deps.named &&
-	    !h->loading)
-		h->deps.named(h->deps.arg, e->name->text, false);
+	naming_unref(h, e->naming, tell && !h->loading);
 	label_unref(&h->owners, e->owner);
 	label_unref(&h->names, e->name);
 	label_unref(&h->scopes, e->scope);
@@ -97,9 +129,10 @@ static struct entry *entry_new(struct hints *h, const struct hint_put *put, int6
 	e->scope = label_ref(&h->scopes, put->scope, strlen(put->scope));
 	e->name = label_ref(&h->names, put->segment, strlen(put->segment));
 	e->owner = client ? label_ref(&h->owners, &key, sizeof(key)) : NULL;
-	if (e->name)
-		e->name->given += hint_is_given(e->source);
+	if (e->name && hint_is_given(e->source))
+		e->naming = naming_ref(h, e->name, client ? key : (struct owner_key){ .uid = 0 });
 	if (!e->scope || !e->name || (client && !e->owner) ||
+	    (hint_is_given(e->source) && !e->naming) ||
 	    dray_heap_set(&h->expiry[e->source], &e->expiry, end_ms * DRAY_NS_PER_MS) < 0) {
 		entry_free(h, e, false);
 		return NULL;
@@ -228,7 +261,7 @@ static int make_room(struct hints *h, const struct hint_put *put, struct dray_er
 static void replace(struct hints *h, struct entry *e, struct entry *old)
 {
 	struct heads before = heads_of(e->scope);
-	bool first = hint_is_given(e->source) && e->name->given == 1;
+	bool first = e->naming && e->naming->n == 1;
 
 	insert_in_order(e);
 	h->n++;
@@ -240,8 +273,8 @@ static void replace(struct hints *h, struct entry *e, struct entry *old)
 		if (old->name != e->name)
 			hints_unsave(h, old);
 	}
-	if (first && h->deps.named && !h->loading)
-		h->deps.named(h->deps.arg, e->name->text, true);
+	if (first && !h->loading)
+		hints_tell_named(h, e->naming, true);
 	report_change(h, e->scope, before);
 	if (old)
 		entry_free(h, old, true);
@@ -452,11 +485,14 @@ void hints_each_of(struct hints *h, const char *scope,
 		scope_each(h, l, fn, arg);
 }
 
-bool hints_names(struct hints *h, const char *segment)
+bool hints_names(struct hints *h, const char *segment, struct hint_owner *ret)
 {
 	const struct label *name = text_find(&h->names, segment);
+	const struct naming *n = name ? dray_list_first(&name->namings, struct naming, link) : NULL;
 
-	return name && name->given;
+	if (n && ret)
+		*ret = (struct hint_owner){ n->key.owner.tenant, n->key.owner.uid };
+	return n;
 }
 
 uint32_t hints_count_of(const struct hints *h, const struct hint_owner *owner)
@@ -485,6 +521,7 @@ int hints_new(struct hints **ret, const struct hints_deps *deps, struct dray_err
 		dray_map_init(&h->scopes);
 		dray_map_init(&h->names);
 		dray_map_init(&h->owners);
+		dray_map_init(&h->namings);
 		r = hints_init_clocks(h);
 	}
 	if (r < 0) {
@@ -511,6 +548,7 @@ struct hints *hints_free(struct hints *h)
 	dray_map_deinit(&h->scopes);
 	dray_map_deinit(&h->names);
 	dray_map_deinit(&h->owners);
+	dray_map_deinit(&h->namings);
 	free(h);
 	return NULL;
 }

@@ -49,6 +49,17 @@ static inline bool hint_is_given(enum dmsg_hint_source source)
 	return source == DMSG_HINT_SOURCE_EXPLICIT || source == DMSG_HINT_SOURCE_CLIENT;
 }
 
+/* A pair of tenant and uid. Of explicit hints: "" and 0. */
+struct hint_owner {
+	const char *tenant;
+	uint32_t uid;
+};
+
+static inline struct hint_owner hint_owner_of(const struct hint *hint)
+{
+	return (struct hint_owner){ hint->tenant, hint->uid };
+}
+
 struct hints;
 
 struct hints_deps {
@@ -59,10 +70,10 @@ struct hints_deps {
 	/*
 	 * After the change; they must not change hints. changed: the scope has another effective hint, or none, or
 	 * another one of those that were given, or its segment or score is another. named: the first live hint that
-	 * was given names the segment, or the last one has gone. hints_load() makes no upcalls.
+	 * this owner gave names the segment, or the owner's last one has gone. hints_load() makes no upcalls.
 	 */
 	void (*changed)(void *arg, const char *scope);
-	void (*named)(void *arg, const char *segment, bool named);
+	void (*named)(void *arg, const char *segment, const struct hint_owner *owner, bool named);
 	void *arg;
 	/* Clocks, for tests; NULL: the real ones, and a timer. */
 	int64_t (*unix_ms)(void *arg);
@@ -104,12 +115,6 @@ struct hint_put {
  */
 int hints_put(struct hints *h, const struct hint_put *put, struct dray_err *reterr);
 
-/* A pair of tenant and uid. */
-struct hint_owner {
-	const char *tenant;
-	uint32_t uid;
-};
-
 /* The viewer may see the hint. NULL sees all. */
 bool hint_is_visible(const struct hint *hint, const struct hint_owner *viewer);
 
@@ -133,8 +138,8 @@ void hints_each(struct hints *h, void (*fn)(void *arg, const struct hint *hint),
 void hints_each_of(struct hints *h, const char *scope,
 		   void (*fn)(void *arg, const struct hint *hint), void *arg);
 
-/* Does a live hint that was given name the segment? */
-bool hints_names(struct hints *h, const char *segment);
+/* Does a live hint that was given name the segment? ret: one of those who gave such hints; may be NULL. */
+bool hints_names(struct hints *h, const char *segment, struct hint_owner *ret);
 
 /* Hints of clients of this owner. */
 uint32_t hints_count_of(const struct hints *h, const struct hint_owner *owner);

@@ -14,15 +14,33 @@ struct label {
 	struct dray_map_node node;
 	struct dray_list entries; /* of a scope; strongest first */
 	uint32_t n;               /* references; each entry has one */
-	uint32_t given;           /* of a name: entries for which hint_is_given() holds */
+	struct dray_list namings; /* of a name */
 	char text[];              /* of a scope or name; ends in NUL */
+};
+
+struct owner_key {
+	char tenant[TENANT_BYTES];
+	uint32_t uid;
+};
+
+/* An owner has given hints that name a segment. */
+struct naming {
+	struct dray_map_node node; /* in hints->namings */
+	struct dray_list link;     /* in name->namings */
+	uint32_t n;                /* hints */
+	struct {
+		const struct label *name;
+		struct owner_key owner;
+		uint32_t zero;
+	} key;
 };
 
 struct entry {
 	struct dray_list link;
 	struct dray_heap_node expiry; /* by the boot clock */
 	struct label *scope, *name;
-	struct label *owner; /* of clients; else NULL */
+	struct label *owner;   /* of clients; else NULL */
+	struct naming *naming; /* NULL: hint_is_given() does not hold */
 	enum dmsg_hint_source source;
 	uint32_t uid; /* of clients; else 0 */
 	uint32_t score;
@@ -32,7 +50,8 @@ struct entry {
 struct hints {
 	struct hints_deps deps;
 	struct dray_map scopes, names, owners; /* struct label */
-	struct dray_heap expiry[SOURCE_N];     /* of each source */
+	struct dray_map namings;
+	struct dray_heap expiry[SOURCE_N]; /* of each source */
 	uint64_t n;
 	sd_event_source *timer, *clock;
 	int clock_fd;
@@ -51,6 +70,9 @@ int hints_check_texts(const char *scope, const char *segment, struct dray_err *r
  */
 int hints_insert(struct hints *h, const struct hint_put *put, int64_t put_ms, int64_t end_ms,
 		 struct entry **ret_entry, struct dray_err *reterr);
+
+/* The upcall `named`, unless there is none. */
+void hints_tell_named(const struct hints *h, const struct naming *n, bool named);
 
 /* Makes upcalls and drops its row. */
 void hints_remove(struct hints *h, struct entry *e);

@@ -109,7 +109,6 @@ void hints_loaded(struct hints *h)
 			    "%" PRIu64 " stored hints are from the future: the clock was set "
 			    "back; their lifetime begins now",
 			    h->n_future);
-	dray_map_for_each(&h->names, name, struct label, node)
-		if (name->given && h->deps.named)
-			h->deps.named(h->deps.arg, name->text, true);
+	dray_map_for_each(&h->namings, n, struct naming, node)
+		hints_tell_named(h, n, true);
 }

@@ -39,6 +39,17 @@ enum segment_check {
 
 struct host;
 
+/* What an owner's hints take up of the share that those of all owners have. */
+struct hint_share {
+	struct dray_map_node node;
+	size_t n;   /* segments of n_of_hints that are known because of this owner */
+	bool waits; /* segments that the owner's hints name were left out */
+	struct {
+		char tenant[TENANT_BYTES];
+		uint32_t uid;
+	} key;
+};
+
 struct segment {
 	struct segments *ss;
 	char *name;
@@ -50,6 +61,7 @@ struct segment {
 	unsigned sources;            /* enum segment_source */
 	bool was_hinted;             /* a hint named it, at any time */
 	bool of_hints;               /* counted in segments.n_of_hints */
+	struct hint_share *share;    /* where it is counted, too; NULL: nowhere */
 	bool named_preferred;        /* segment.preferred or the environment names it */
 
 	/* targets by source; NULL: none */
@@ -117,6 +129,7 @@ struct segments {
 	struct prober *prober;
 	struct locality locality;
 	struct dray_map by_name, hosts_by_name; /* struct segment, struct host */
+	struct dray_map shares;                 /* struct hint_share by owner */
 	struct dray_list all, foreground, own, unsaved, hosts;
 	size_t n, n_lookups;
 	size_t n_of_hints; /* of n: those that hints named and no other source mentions */
@@ -135,7 +148,6 @@ struct segments {
 	bool located;        /* the addresses of this node are known */
 	bool left_out;       /* limits.segments is reached, and that was logged */
 	bool hints_left_out; /* the share of hints is used up, and that was logged */
-	bool hints_wait;     /* segments that hints name were left out */
 	bool renamed;        /* a listener may have another name now */
 	int64_t saved_ns;    /* when the rows of ready segments were last written */
 	/* the addresses of this node that others should use, for each family; "" none */
@@ -147,19 +159,36 @@ struct segments {
 struct segment *segment_find(const struct segments *ss, const char *name);
 /*
  * The segment, which is made if needed. For the configuration and listeners a less important one makes room at
- * limits.segments. Other sources may name any number of segments, and then no segment is made; for hints, also if they
- * have half of what the others leave. NULL: no memory, or a limit is reached.
+ * limits.segments. Other sources may name any number of segments, and then no segment is made; for hints the caller asks
+ * shares_have_room(), too. NULL: no memory, or a limit is reached.
  */
 struct segment *segment_ensure(struct segments *ss, const char *name, enum segment_source source);
 void segment_remove(struct segment *s);
-/* Another segment that no other source mentions may be known because a hint names it. */
-bool hints_have_room(const struct segments *ss);
 /* After a change of its sources: counts it for hints, or not any more. */
 void segment_count(struct segment *s);
 /* Sets a string of a segment; NULL clears it. Without memory it is cleared. */
 void segment_text(char **member, const char *text);
 /* The same for a target. */
 void segment_target(struct probe_target **member, const struct probe_target *target);
+
+/* --- shares.c --- */
+
+/* The share of this owner, which is made if needed. NULL: no memory. */
+struct hint_share *share_ensure(struct segments *ss, const struct hint_owner *owner);
+/* The segment, which n_of_hints counts, is known because of this owner (NULL: of none) from now on. */
+void share_charge(struct segment *s, struct hint_share *share);
+bool share_is_of(const struct hint_share *share, const struct hint_owner *owner);
+/*
+ * Another segment that no other source mentions may be known because a hint of this owner names it: hints have half of what
+ * the other sources leave of limits.segments, and each owner half of what the other owners leave of that, but always one.
+ */
+bool share_has_room(const struct segments *ss, const struct hint_share *share);
+/* A segment is left out; logs once. */
+void share_waits(struct segments *ss, struct hint_share *share);
+bool shares_wait(const struct segments *ss);
+/* Some of those who wait have room now; they wait no longer. */
+bool shares_take_waiting(struct segments *ss);
+void shares_free(struct segments *ss);
 
 /* --- check.c --- */
 

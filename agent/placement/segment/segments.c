@@ -41,7 +41,7 @@ static void expire(struct segments *ss)
 	if (ss->n < (size_t)ss->deps.cfg->limits.segments)
 		ss->left_out = false;
 	segments_hints_again(ss);
-	if (hints_have_room(ss))
+	if (!shares_wait(ss))
 		ss->hints_left_out = false;
 }
 
@@ -116,6 +116,7 @@ int segments_new(struct segments **ret, const struct segments_deps *deps, struct
 	dray_list_init(&ss->hosts);
 	dray_map_init(&ss->by_name);
 	dray_map_init(&ss->hosts_by_name);
+	dray_map_init(&ss->shares);
 	for (unsigned i = 0; i < MASTER_SLOTS; i++)
 		ss->masters[i] = (struct master_entry){ .ss = ss, .index = i };
 	snprintf(ss->self, sizeof(ss->self), "%s", deps->own_segment);
@@ -143,6 +144,7 @@ struct segments *segments_free(struct segments *ss)
 	nd_listeners_deinit(&ss->listeners);
 	dray_map_deinit(&ss->by_name);
 	dray_map_deinit(&ss->hosts_by_name);
+	shares_free(ss);
 	free(ss->ports);
 	free(ss);
 	return NULL;

@@ -83,7 +83,9 @@ void segments_links_changed(struct segments *ss, const struct nd_links *links,
 /* Takes over the array if it differs from the last one. */
 void segments_listeners_changed(struct segments *ss, struct nd_listeners *now);
 void segments_peer_changed(struct segments *ss, const char *segment, bool ready);
-void segments_hint_changed(struct segments *ss, const char *segment, bool named);
+/* As the upcall `named` of hints. */
+void segments_hint_changed(struct segments *ss, const char *segment, const struct hint_owner *owner,
+			   bool named);
 /* The preferred segment may have changed, such as by a hint for the empty scope. */
 void segments_decide_soon(struct segments *ss);
 void segments_reload(struct segments *ss);

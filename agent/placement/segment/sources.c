@@ -110,14 +110,49 @@ void segments_peer_changed(struct segments *ss, const char *segment, bool ready)
 	segment_recheck(s);
 }
 
-void segments_hint_changed(struct segments *ss, const char *segment, bool named)
+/* The owner's hints name the segment, which is not known, from now on. */
+static struct segment *name_new(struct segments *ss, const char *segment,
+				const struct hint_owner *owner)
 {
-	struct segment *s = named ? segment_ensure(ss, segment, SEGMENT_HINT) :
-				    segment_find(ss, segment);
+	struct hint_share *share = share_ensure(ss, owner);
+	struct segment *s = NULL;
 
-	ss->hints_wait |= named && !s;
+	if (!share)
+		return NULL;
+	if (share_has_room(ss, share))
+		s = segment_ensure(ss, segment, SEGMENT_HINT);
+	if (s)
+		share_charge(s, share);
+	else
+		share_waits(ss, share);
+	return s;
+}
+
+/* Hints of others still name the segment. */
+static void name_for_others(struct segment *s, const struct hint_owner *former)
+{
+	struct hint_owner other;
+
+	if (share_is_of(s->share, former) && hints_names(s->ss->deps.hints, s->name, &other))
+		share_charge(s, share_ensure(s->ss, &other));
+}
+
+void segments_hint_changed(struct segments *ss, const char *segment, const struct hint_owner *owner,
+			   bool named)
+{
+	struct segment *s = segment_find(ss, segment);
+
+	if (!s && named)
+		s = name_new(ss, segment, owner);
 	if (!s)
 		return;
+	if (!named && hints_names(ss->deps.hints, segment, NULL)) {
+		name_for_others(s, owner);
+		return;
+	}
+	/* it is known since an earlier hint, of another owner perhaps */
+	if (named && s->of_hints && !(s->sources & SEGMENT_HINT))
+		share_charge(s, share_ensure(ss, owner));
 	segment_mention(s, SEGMENT_HINT, named);
 	segment_recheck(s);
 	if (named)
@@ -126,20 +161,15 @@ void segments_hint_changed(struct segments *ss, const char *segment, bool named)
 
 static void name_again(void *arg, const struct hint *h)
 {
+	struct hint_owner owner = hint_owner_of(h);
 	struct segments *ss = arg;
 
-	if (!hint_is_given(h->source) || segment_find(ss, h->segment))
-		return;
-	if (hints_have_room(ss))
-		segments_hint_changed(ss, h->segment, true);
-	else
-		ss->hints_wait = true;
+	if (hint_is_given(h->source) && !segment_find(ss, h->segment))
+		segments_hint_changed(ss, h->segment, &owner, true);
 }
 
 void segments_hints_again(struct segments *ss)
 {
-	if (!ss->hints_wait || !hints_have_room(ss))
-		return;
-	ss->hints_wait = false;
-	hints_each(ss->deps.hints, name_again, ss);
+	if (shares_take_waiting(ss))
+		hints_each(ss->deps.hints, name_again, ss);
 }

@@ -3,7 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/model/budget.h"
 #include "agent/placement/segment/internal.h"
 #include "lib/log.h"
 
@@ -71,6 +70,7 @@ static bool make_room(struct segments *ss)
 
 void segment_count(struct segment *s)
 {
+	struct hint_owner owner;
 	bool counts;
 
 	s->was_hinted |= s->sources & SEGMENT_HINT;
@@ -79,6 +79,9 @@ void segment_count(struct segment *s)
 		return;
 	s->of_hints = counts;
 	s->ss->n_of_hints = counts ? s->ss->n_of_hints + 1 : s->ss->n_of_hints - 1;
+	share_charge(s, counts && hints_names(s->ss->deps.hints, s->name, &owner) ?
+				share_ensure(s->ss, &owner) :
+				NULL);
 }
 
 static bool is_full(const struct segments *ss)
@@ -86,38 +89,16 @@ static bool is_full(const struct segments *ss)
 	return ss->n >= (size_t)ss->deps.cfg->limits.segments;
 }
 
-/* One client may give thousands of hints, so a share is left to the other sources. */
-bool hints_have_room(const struct segments *ss)
+/* Another segment may be known. Logs once if not. */
+static bool has_room(struct segments *ss)
 {
-	return !is_full(ss) &&
-	       ss->n_of_hints < budget_share((uint64_t)ss->deps.cfg->limits.segments,
-					     ss->n - ss->n_of_hints, 0);
-}
-
-/* Another segment of this source may be known. Logs once if not. */
-static bool has_room_for(struct segments *ss, enum segment_source source)
-{
-	long long max = ss->deps.cfg->limits.segments;
-	bool hint = source == SEGMENT_HINT;
-
-	if (is_full(ss)) {
-		if (!ss->left_out)
-			log_warning(
-				AREA,
-				"limits.segments = %lld is reached: further segments are left out",
-				max);
-		ss->left_out = true;
-		return false;
-	}
-	if (!hint || hints_have_room(ss))
+	if (!is_full(ss))
 		return true;
-	if (!ss->hints_left_out)
-		log_warning(
-			AREA,
-			"%zu segments are named by hints alone, half of what the others leave of "
-			"limits.segments = %lld: further ones are left out",
-			ss->n_of_hints, max);
-	ss->hints_left_out = true;
+	if (!ss->left_out)
+		log_warning(AREA,
+			    "limits.segments = %lld is reached: further segments are left out",
+			    (long long)ss->deps.cfg->limits.segments);
+	ss->left_out = true;
 	return false;
 }
 
@@ -128,7 +109,7 @@ struct segment *segment_ensure(struct segments *ss, const char *name, enum segme
 
 	if (s)
 		return s;
-	if (!needed && !has_room_for(ss, source))
+	if (!needed && !has_room(ss))
 		return NULL;
 	/* segments of this node may exceed the limit if no other can make room */
 	if (needed && is_full(ss))
@@ -139,7 +120,7 @@ struct segment *segment_ensure(struct segments *ss, const char *name, enum segme
 	dray_list_add(&ss->all, &s->link);
 	ss->n++;
 	ss->totals.by_state[s->state]++;
-	if (hints_names(ss->deps.hints, name))
+	if (hints_names(ss->deps.hints, name, NULL))
 		segment_mention(s, SEGMENT_HINT, true);
 	segment_locate(s);
 	return s;
@@ -153,6 +134,7 @@ void segment_remove(struct segment *s)
 	ss->totals.by_state[s->state]--;
 	ss->n--;
 	ss->n_of_hints -= s->of_hints;
+	share_charge(s, NULL);
 	dray_list_del(&s->link);
 	dray_list_del(&s->foreground);
 	dray_list_del(&s->own);
