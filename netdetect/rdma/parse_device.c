@@ -34,9 +34,11 @@ static int parse_device(const void *p, size_t n, struct nd_devices *out)
 
 	if (r < 0)
 		return r;
-	/* the name becomes part of paths in sysfs */
-	if (!d.name[0] || d.name[0] == '.' || strchr(d.name, '/'))
+	if (!d.name[0])
 		return -EBADMSG;
+	/* the name, which an administrator may choose, becomes part of paths in sysfs; the other devices are used */
+	if (d.name[0] == '.' || strchr(d.name, '/'))
+		return 0;
 	if (device_by_index(out, d.index) || nd_device_by_name(out, d.name))
 		return 0;
 	return DRAY_APPEND(out->v, out->n, d);
