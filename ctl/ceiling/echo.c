@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "lib/cleanup.h"
+#include "lib/congestion.h"
 #include "lib/cpu.h"
 
 #define GROUP_FAST 16u
@@ -115,16 +116,20 @@ static int memory_open(struct ceiling_echo *e)
 
 int ceiling_tcp_pair(int ends[2])
 {
-	struct sockaddr_in name = { .sin_family = AF_INET,
-				    .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-	socklen_t length = sizeof(name);
+	struct dray_addr name = { .in = { .sin_family = AF_INET,
+					  .sin_addr.s_addr = htonl(INADDR_LOOPBACK) },
+				  .len = sizeof(name.in) };
 	dray_auto_close int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	int one = 1;
 
 	ends[0] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-	if (listener < 0 || ends[0] < 0 || bind(listener, (struct sockaddr *)&name, sizeof(name)) ||
-	    listen(listener, 1) || getsockname(listener, (struct sockaddr *)&name, &length) ||
-	    connect(ends[0], (struct sockaddr *)&name, length))
+	if (listener < 0 || ends[0] < 0)
+		return -errno;
+	/* as the agents do */
+	dray_congestion_at(listener, &name);
+	dray_congestion_at(ends[0], &name);
+	if (bind(listener, &name.sa, name.len) || listen(listener, 1) ||
+	    getsockname(listener, &name.sa, &name.len) || connect(ends[0], &name.sa, name.len))
 		return -errno;
 	ends[1] = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
 	if (ends[1] < 0)

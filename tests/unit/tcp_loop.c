@@ -9,10 +9,12 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
 #include "lib/cleanup.h"
+#include "lib/congestion.h"
 
 struct stream {
 	struct ceiling_tcp *t;
@@ -308,6 +310,7 @@ static int resolved(const struct ceiling_tcp *t, const char *address, uint16_t p
 	struct addrinfo hints = { .ai_socktype = SOCK_STREAM,
 				  .ai_flags = AI_NUMERICHOST | AI_NUMERICSERV };
 	int buffer = t->plan.buffer, ret = 0;
+	struct dray_addr addr = { .len = 0 };
 	dray_auto_close int sock = -1;
 	struct addrinfo *found;
 	char service[8];
@@ -323,6 +326,10 @@ static int resolved(const struct ceiling_tcp *t, const char *address, uint16_t p
 		ret = -errno;
 	else
 		ret = tune(t, sock);
+	/* as the agents do */
+	memcpy(&addr.ss, found->ai_addr, found->ai_addrlen);
+	if (!ret)
+		dray_congestion_at(sock, &addr);
 	if (!ret && (listening ? bind(sock, found->ai_addr, found->ai_addrlen) ||
 					 listen(sock, (int)CEILING_TCP_STREAMS_MAX) :
 				 connect(sock, found->ai_addr, found->ai_addrlen)))

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Streams of transport tcp: opening them, and closing them with their peer. */
 #include <errno.h>
+#include <netinet/tcp.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -14,6 +15,19 @@
 
 static struct lab_side *const a = &hand.lab.side[0];
 
+/* Its only stream, which does not leave the node. */
+static void expect_unpaced(const struct lab_side *s)
+{
+	const struct tcp *t = s->tcp;
+	char algorithm[16] = "";
+	socklen_t n = sizeof(algorithm);
+
+	assert_int_equal(getsockopt(dray_list_first(&t->streams, struct tcp_stream, link)->fd,
+				    IPPROTO_TCP, TCP_CONGESTION, algorithm, &n),
+			 0);
+	assert_string_equal(algorithm, "reno");
+}
+
 static void test_opens_on_demand(void **state)
 {
 	hand_own_start();
@@ -23,6 +37,7 @@ static void test_opens_on_demand(void **state)
 	lab_transfer1(a, 1, DMSG_DIRECTION_WRITE, 5, 6, 7);
 	hand_receive_write(hand_stream(1), 5, 6, 7);
 	assert_int_equal(hand.lab.raw_id[0] >> 32, a->core.index);
+	expect_unpaced(a);
 	hand_own_finish();
 }
 

@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 
 #include "lib/cleanup.h"
+#include "lib/congestion.h"
 #include "lib/log.h"
 #include "schema/gen/errors.h"
 
@@ -110,6 +111,7 @@ int tcp_listener_add(struct tcp_listeners *ls, int fd, struct dray_err *reterr)
 	if (r < 0)
 		return dray_err_set(reterr, r, DRAY_E_IO, "%s: watching the socket: %s", ls->key,
 				    dray_errno_text(r));
+	dray_congestion_at(fd, &l->addr);
 	log_info(ls->ops->area, "%s on %s", ls->what, dray_addr_show(&l->addr, text, sizeof(text)));
 	return 0;
 }

@@ -14,6 +14,7 @@
 
 #include "agent/data/transport/tcp/tcp.h"
 #include "lib/backoff.h"
+#include "lib/congestion.h"
 
 #define GIVE_UP_ATTEMPTS 3
 #define UNREACHABLE \
@@ -91,6 +92,7 @@ static void connect_one(struct tcp_channel *ch)
 		return;
 	}
 	tcp_socket_setup(t, fd);
+	dray_congestion_at(fd, addr);
 	if ((connect(fd, &addr->sa, addr->len) < 0 && errno != EINPROGRESS) ||
 	    tcp_stream_watch(&p->s, fd) < 0) {
 		give_up(p);

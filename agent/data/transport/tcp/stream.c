@@ -15,6 +15,7 @@
 #include <sys/socket.h>
 
 #include "agent/data/transport/tcp/tcp.h"
+#include "lib/congestion.h"
 #include "lib/fault.h"
 
 /* Payload of a bulky frame, at least: copying it twice costs about as much as a system call. */
@@ -90,6 +91,7 @@ int tcp_stream_watch(struct tcp_stream *s, int fd)
 
 void tcp_stream_opened(struct tcp_stream *s)
 {
+	dray_congestion_connected(s->fd);
 	s->state = TCP_OPEN;
 	s->moved_ns = s->tcp->c->now_ns;
 	core_count(s->tcp->c->counters, DRAY_METRIC_TCP_STREAMS, 1);
