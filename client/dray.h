@@ -187,8 +187,10 @@ struct dray_options {
 	unsigned int reconnect_max_ms; /* longest pause; default 1000 */
 	unsigned int reconnect_for_ms; /* stop reconnecting after this time; default: never */
 	/*
-	 * Events queued before the library stops reading the socket; default 4096. At the limit only
-	 * functions that block read it.
+	 * Events queued before the library stops reading the socket, so that the agent, and those who
+	 * notify this client, are held back; default 4096. While a request other than a transfer by
+	 * the ring awaits its answer the library reads on. At twice this number each further event takes the place of the
+	 * oldest one of the type that has the most, and DRAY_EVENT_DROPPED tells.
 	 */
 	unsigned int events_max;
 	/*
@@ -515,7 +517,12 @@ enum dray_event_type {
 	 */
 	DRAY_EVENT_LETTER = 12,
 	/* A mailbox could not be opened again: mailbox, code, message; close the mailbox. */
-	DRAY_EVENT_MAILBOX_LOST = 13
+	DRAY_EVENT_MAILBOX_LOST = 13,
+	/*
+	 * Events were dropped, because too many were not taken (dray_options.events_max): id is how
+	 * many, and tag their type. They were the oldest of the type. This event comes before all others.
+	 */
+	DRAY_EVENT_DROPPED = 14
 };
 
 /* Outcome of a lease. */
@@ -542,14 +549,14 @@ struct dray_event {
 	unsigned int outcome;      /* of the lease: enum dray_lease_outcome, or a newer one */
 	unsigned int acquired;     /* holders that had acquired the lease */
 	uint64_t agent_region;     /* the agent's handle of the region, valid in the whole group */
-	uint64_t tag;              /* of the notification */
+	uint64_t tag;              /* of the notification; type of what was dropped */
 	uint8_t agent_id[16];      /* agent of the sender of the notification or letter */
 	uint64_t incarnation;      /* of that agent */
-	uint64_t id;               /* of the notification at that agent, or of the transfer */
-	const void *payload;       /* of the notification or letter */
-	size_t length;             /* of the payload */
-	const char *message;       /* the reason, as a text */
-	const char *segment;       /* "" if there is none */
+	uint64_t id; /* of the notification at that agent, or of the transfer; number of dropped events */
+	const void *payload;                     /* of the notification or letter */
+	size_t length;                           /* of the payload */
+	const char *message;                     /* the reason, as a text */
+	const char *segment;                     /* "" if there is none */
 	unsigned int segment_old, segment_state; /* enum dray_segment_state, or a newer one */
 	unsigned int segment_flags;              /* enum dray_segment_flag */
 	dray_mailbox mailbox;                    /* of the letter, or the one that is lost */
@@ -557,7 +564,7 @@ struct dray_event {
 };
 
 /*
- * Takes the oldest event.
+ * Takes the oldest event. A program that waits only for requests takes the events now and then too, or lets them be dropped.
  *
  * Returns: 1; 0 if there is none; or a negated error.
  *

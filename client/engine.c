@@ -55,6 +55,14 @@ void dc_engine_watch(struct dray *d)
 		epoll_ctl(d->epoll_fd, EPOLL_CTL_MOD, d->sock, &ev);
 }
 
+void dc_engine_read(struct dray *d)
+{
+	if (d->reading)
+		return;
+	d->reading = true;
+	dc_engine_watch(d);
+}
+
 static int64_t next_tick(const struct dray *d)
 {
 	return dray_min(dc_session_next_tick(d), dc_proof_next_tick(d));
@@ -112,8 +120,11 @@ static void socket_ready(struct dray *d, uint32_t events)
 		d->threads.changed = true;
 		dc_engine_watch(d);
 	}
+	/* the agent is gone, which is behind its last messages, and is reported until it is read */
+	if (events & (EPOLLHUP | EPOLLERR))
+		dc_engine_read(d);
 	if (events & (EPOLLIN | EPOLLHUP | EPOLLERR))
-		dc_receive_all(d);
+		dc_receive_all(d, events & (EPOLLHUP | EPOLLERR));
 }
 
 /* Handles the events of epoll, then timers, completions and queued requests. */
@@ -327,10 +338,6 @@ bool dc_engine_wait(struct dray *d, engine_ready_fn ready, const void *arg, int6
 		arm(d);
 		return true;
 	}
-	if (d->must_read && !d->reading) {
-		d->reading = true;
-		dc_engine_watch(d);
-	}
 	dc_requests_flush(d);
 	set_timer(d, next_tick(d));
 	disarm(d);
@@ -352,7 +359,7 @@ bool dc_engine_wait(struct dray *d, engine_ready_fn ready, const void *arg, int6
 
 void dc_engine_leave(struct dray *d)
 {
-	if (d->requests.done_n || d->events_n)
+	if (d->requests.done_n || dc_events_count(d))
 		tell_user(d);
 }
 
@@ -408,7 +415,7 @@ static bool is_over_for_good(const struct dray *d)
 /* Completions and events that can be taken, and callbacks that were run meanwhile. */
 static size_t ready_count(const struct dray *d, uint32_t called_back)
 {
-	return (size_t)d->requests.done_n + d->events_n + (d->called_back - called_back);
+	return (size_t)d->requests.done_n + dc_events_count(d) + (d->called_back - called_back);
 }
 
 static bool is_ready(struct dray *d, const void *called_back)

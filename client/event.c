@@ -4,6 +4,58 @@
 
 #include "client/internal.h"
 
+/*
+ * The program takes events in the order in which they came. If it takes too few, the library stops
+ * reading the socket (dc_receive_all()), so that the agent holds back what else there is; unless an
+ * answer is awaited, which comes behind events. So that the queue cannot grow without limit then, the
+ * oldest event of the type that has the most is dropped: types that are rare, and say what has ended,
+ * are not lost for those that nobody takes.
+ */
+
+/* Of the limit for reading, for what comes before an answer: more than an agent holds for a session. */
+#define TIMES_MAX 2
+
+void dc_events_init(struct events *q)
+{
+	*q = (struct events){ 0 };
+	for (unsigned i = 0; i < EVENT_TYPES; i++)
+		dray_list_init(&q->of[i]);
+}
+
+uint32_t dc_events_count(const struct dray *d)
+{
+	return d->events.n + d->events.dropped_types;
+}
+
+bool dc_events_full(const struct dray *d)
+{
+	return d->events.n >= d->events_max;
+}
+
+static void take(struct events *q, struct event *e)
+{
+	dray_list_del(&e->link);
+	q->n_of[e->e.type]--;
+	q->n--;
+}
+
+static void drop_one(struct events *q)
+{
+	struct event *e;
+	unsigned most = 0;
+
+	for (unsigned i = 1; i < EVENT_TYPES; i++)
+		if (q->n_of[i] > q->n_of[most])
+			most = i;
+	e = dray_list_first(&q->of[most], struct event, link);
+	if (!e)
+		return;
+	take(q, e);
+	free(e);
+	if (!q->dropped[most]++)
+		q->dropped_types++;
+}
+
 /* Events are delivered at most once, and not at all without memory. */
 static struct dray_event *add(struct dray *d, enum dray_event_type type, const void *payload,
 			      size_t length, struct dray_str text)
@@ -24,8 +76,12 @@ static struct dray_event *add(struct dray *d, enum dray_event_type type, const v
 	if (text.n)
 		memcpy(e->data + length, text.p, text.n);
 	e->data[length + text.n] = '\0';
-	dray_list_add(&d->events, &e->link);
-	d->events_n++;
+	if (d->events.n >= TIMES_MAX * (uint64_t)d->events_max)
+		drop_one(&d->events);
+	e->order = ++d->events.last;
+	dray_list_add(&d->events.of[type], &e->link);
+	d->events.n_of[type]++;
+	d->events.n++;
 	d->threads.changed = true;
 	return &e->e;
 }
@@ -90,8 +146,40 @@ void dc_event_segment(struct dray *d, const struct dmsg_segment_changed *m)
 
 void dc_events_free(struct dray *d)
 {
-	dray_list_for_each(&d->events, e, struct event, link)
-		free(e);
+	for (unsigned i = 0; i < EVENT_TYPES; i++)
+		dray_list_for_each(&d->events.of[i], e, struct event, link)
+			free(e);
+}
+
+static struct event *oldest(const struct events *q)
+{
+	struct event *first = NULL;
+
+	for (unsigned i = 1; q->n && i < EVENT_TYPES; i++) {
+		struct event *e = dray_list_first(&q->of[i], struct event, link);
+
+		if (e && (!first || e->order < first->order))
+			first = e;
+	}
+	return first;
+}
+
+static void report_dropped(struct events *q, struct dray_event *ret)
+{
+	unsigned type = 1;
+
+	while (!q->dropped[type])
+		type++;
+	*ret = (struct dray_event){
+		.type = DRAY_EVENT_DROPPED,
+		.tag = type,
+		.id = q->dropped[type],
+		.payload = "",
+		.message = "",
+		.segment = "",
+	};
+	q->dropped[type] = 0;
+	q->dropped_types--;
 }
 
 int dray_next_event(struct dray *d, struct dray_event *ret)
@@ -101,15 +189,17 @@ int dray_next_event(struct dray *d, struct dray_event *ret)
 
 	if (!in)
 		return -DRAY_E_OUT_OF_ORDER;
-	e = dray_list_pop(&d->events, struct event, link);
+	if (d->events.dropped_types) {
+		report_dropped(&d->events, ret);
+		return 1;
+	}
+	e = oldest(&d->events);
 	if (!e)
 		return 0;
-	d->events_n--;
+	take(&d->events, e);
 	dc_results_keep(&dc_results()->event, e);
 	*ret = e->e;
-	if (!d->reading && d->events_n <= d->events_max / 2) {
-		d->reading = true;
-		dc_engine_watch(d);
-	}
+	if (d->events.n <= d->events_max / 2)
+		dc_engine_read(d);
 	return 1;
 }

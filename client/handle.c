@@ -216,7 +216,7 @@ static struct dray *handle_new(void)
 	dray_handles_init(&d->leases, LEASES_MAX, DMSG_HANDLE_KIND_LEASE);
 	dray_list_init(&d->files);
 	dray_handles_init(&d->mailboxes, MAILBOXES_MAX, DMSG_HANDLE_KIND_MAILBOX);
-	dray_list_init(&d->events);
+	dc_events_init(&d->events);
 	dray_list_init(&d->splits);
 	return d;
 }
@@ -321,7 +321,7 @@ int dray_get_info(const struct dray *d, struct dray_info *ret)
 		.arena_bytes = d->arena_bytes,
 		.in_flight = (size_t)d->requests.in_flight_n + d->requests.queued_n,
 		.completions = d->requests.done_n,
-		.events = d->events_n,
+		.events = dc_events_count(d),
 		.segments = d->segments,
 		.spin_ns = (uint64_t)d->linger.max_ns,
 		.waits_spun = d->spun,

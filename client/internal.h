@@ -137,8 +137,20 @@ struct mailbox {
 
 struct event {
 	struct dray_list link;
+	uint64_t order;
 	struct dray_event e;
 	uint8_t data[]; /* payload, then the message */
+};
+
+#define EVENT_TYPES (DRAY_EVENT_DROPPED + 1)
+
+/* Events that can be taken. */
+struct events {
+	struct dray_list of[EVENT_TYPES]; /* by type, each in the order in which they came */
+	uint32_t n_of[EVENT_TYPES];
+	uint64_t dropped[EVENT_TYPES]; /* and not reported yet */
+	uint32_t n, dropped_types;     /* in the lists; with a number in `dropped` */
+	uint64_t last;                 /* order of the last one */
 };
 
 struct dray {
@@ -199,8 +211,7 @@ struct dray {
 	struct dray_handles regions, remotes, leases, mailboxes;
 	struct dray_list files; /* of store.c */
 	void *store_lists;      /* store.c: of the batch that is being encoded */
-	struct dray_list events;
-	uint32_t events_n;
+	struct events events;
 
 	/* engine */
 	struct dray_linger linger;
@@ -213,9 +224,8 @@ struct dray {
 	 * while completions or events that other threads received can be taken. -1: not asked for.
 	 */
 	int user_fd, ready_fd;
-	bool ready_set;     /* ready_fd is readable */
-	bool armed;         /* completions of the ring wake dray_fd() */
-	uint32_t must_read; /* callers wait for replies: a full event queue does not stop reading */
+	bool ready_set;       /* ready_fd is readable */
+	bool armed;           /* completions of the ring wake dray_fd() */
 	uint32_t called_back; /* callbacks that were run */
 
 	uint8_t *out, *in, *in_ring; /* DMSG_MESSAGE_MAX each; in_ring: copies from the arena */
@@ -272,7 +282,8 @@ static inline bool dc_session_is_up(const struct dray *d)
 }
 
 /* receive.c: takes messages off the socket until it is empty. */
-void dc_receive_all(struct dray *d);
+/* to_the_end: the agent is gone, and what it has sent is read however many events that are. */
+void dc_receive_all(struct dray *d, bool to_the_end);
 /* The message in d->in_ring answers r, whose entry is completed. */
 void dc_receive_answer(struct dray *d, struct request *r, size_t n);
 /* The agent refuses r without a message. */
@@ -292,6 +303,8 @@ void dc_engine_leave(struct dray *d);
 void dc_engine_limit(struct dray *d);
 /* Tells epoll of a change of reading or writing. */
 void dc_engine_watch(struct dray *d);
+/* Goes on reading the socket, if a full queue of events has stopped that. */
+void dc_engine_read(struct dray *d);
 
 /* transfer.c */
 /* Submits what fits into one submission. */
@@ -409,4 +422,9 @@ struct dray_event *dc_event_add(struct dray *d, enum dray_event_type type, int c
 void dc_event_notification(struct dray *d, const struct dmsg_notification *m);
 void dc_event_segment(struct dray *d, const struct dmsg_segment_changed *m);
 void dc_event_letter(struct dray *d, const struct dmsg_letter *m);
+void dc_events_init(struct events *q);
 void dc_events_free(struct dray *d);
+/* Events that can be taken, with those that tell of dropped ones. */
+uint32_t dc_events_count(const struct dray *d);
+/* The program takes events too slowly to be sent more of them. */
+bool dc_events_full(const struct dray *d);

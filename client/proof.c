@@ -214,6 +214,7 @@ static void unconfirm(struct dray *d, struct request *r)
 	use(r, d->proof.agent);
 	d->proof.unconfirmed++;
 	r->unconfirmed = true;
+	dc_engine_read(d);
 	dc_request_end_unconfirmed(d, r);
 }
 

@@ -270,10 +270,16 @@ static bool receive_one(struct dray *d)
 	return true;
 }
 
-void dc_receive_all(struct dray *d)
+/* Behind the events that wait in the socket comes what somebody waits for. A full socket may become free only when this one is read. */
+static bool awaits_more(const struct dray *d)
+{
+	return d->requests.awaited_n || d->proof.unconfirmed || d->writing;
+}
+
+void dc_receive_all(struct dray *d, bool to_the_end)
 {
 	for (int i = 0; i < BATCH && d->sock >= 0 && !d->loss.code; i++) {
-		if (d->events_n >= d->events_max && !d->must_read) {
+		if (dc_events_full(d) && !to_the_end && !awaits_more(d)) {
 			d->reading = false;
 			dc_engine_watch(d);
 			return;

@@ -76,6 +76,15 @@ static bool is_awaited_there(const struct request *r)
 	return r->type >= DMSG_STORE_PUT && r->type <= DMSG_STORE_RELEASE && !r->on_ring;
 }
 
+/*
+ * The socket is to be read for it: its answer comes there; or it is to the store, and an agent whose messages are not read refuses
+ * it on the ring. The answer of a whole comes with its parts.
+ */
+static bool is_awaited(const struct request *r)
+{
+	return r->state == REQUEST_SENT && !r->split && !(r->on_ring && r->type == DMSG_TRANSFER);
+}
+
 /* Takes r off its list and out of the counters. */
 static void unlist(struct dray *d, struct request *r)
 {
@@ -84,6 +93,8 @@ static void unlist(struct dray *d, struct request *r)
 
 	if (r->state == REQUEST_SENT && r->type != DMSG_TRANSFER)
 		q->control_n--;
+	if (is_awaited(r))
+		q->awaited_n--;
 	if (r->state == REQUEST_SENT && is_awaited_there(r))
 		q->store_n--;
 	if (r->state == REQUEST_SENT && r->copy_bytes)
@@ -177,6 +188,14 @@ int dc_request_go_with(struct dray *d, struct request *r, const void *data, size
 	return dc_request_go(d, r, ret_id);
 }
 
+static void await(struct dray *d, const struct request *r)
+{
+	if (!is_awaited(r))
+		return;
+	d->requests.awaited_n++;
+	dc_engine_read(d);
+}
+
 void dc_request_sent(struct dray *d, struct request *r)
 {
 	unlist(d, r);
@@ -187,6 +206,7 @@ void dc_request_sent(struct dray *d, struct request *r)
 	if (r->copy_bytes)
 		dc_copy_sent(&d->requests, r->copy_bytes, dray_now().ns);
 	dray_list_add(&d->requests.sent, &r->link);
+	await(d, r);
 }
 
 bool dc_request_is_open(const struct dray *d, const struct request *r)
@@ -444,13 +464,8 @@ static bool has_ended(struct dray *d, const void *arg)
 
 static bool wait_until(struct dray *d, struct request *r, int64_t until)
 {
-	bool ended;
-
 	r->waited = true;
-	d->must_read++;
-	ended = dc_engine_wait(d, has_ended, r, until);
-	d->must_read--;
-	return ended;
+	return dc_engine_wait(d, has_ended, r, until);
 }
 
 /* Takes the completion and runs the request's callback, if it has one. */

@@ -94,6 +94,7 @@ struct requests {
 	uint32_t queued_n, done_n, in_flight_n, free_n;
 	uint32_t control_n, control_max; /* requests in flight other than transfers */
 	uint32_t store_n; /* of these, to the store and not on the ring: a worker answers them at once, so that spinning pays */
+	uint32_t awaited_n;      /* requests in flight for which the socket is to be read */
 	uint32_t copies_n;       /* PUTs and GETs in flight */
 	uint64_t copies_bytes;   /* of these */
 	int64_t copies_since_ns; /* when the last one ended, or the first one of these was sent */

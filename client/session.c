@@ -29,7 +29,7 @@ int dc_session_send(struct dray *d, size_t n, const int *fds, unsigned n_fds)
 	int r = dray_seqpacket_send(d->sock, d->out, n, fds, n_fds);
 
 	if (r == -EAGAIN) {
-		d->writing = true;
+		d->writing = d->reading = true;
 		dc_engine_watch(d);
 	}
 	/* the agent's last messages are still to be read; the end of the stream follows them */

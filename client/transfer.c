@@ -446,9 +446,7 @@ int dray_run(struct dray *d, const struct dray_transfer *t, struct dray_completi
 	with_deadline = *t;
 	if (!t->deadline_ms)
 		with_deadline.deadline_ms = (unsigned int)(d->request_ns / DRAY_NS_PER_MS);
-	d->must_read++;
 	error = submit_waiting(d, &with_deadline, &r);
-	d->must_read--;
 	if (error) {
 		dc_engine_leave(d);
 		return error;

@@ -56,6 +56,7 @@ static int events_take(struct ctl *c, const struct bench_end *e)
 		case DRAY_EVENT_LEASE_ENDED:
 		case DRAY_EVENT_LETTER:
 		case DRAY_EVENT_MAILBOX_LOST:
+		case DRAY_EVENT_DROPPED:
 			break;
 		}
 	}

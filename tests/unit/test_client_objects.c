@@ -204,35 +204,117 @@ static void flood(struct fake *f, void *arg)
 			  buf);
 }
 
-/* A full queue of events stops receiving events, but not the requests of blocked callers. */
-static void events_have_a_limit(void **state)
+/* A client whose queue of events is full: it has the first five of twenty, and the others are in its socket. */
+static struct dray *flooded(dray_remote *ret)
 {
 	struct dray_options o = client_options();
 	struct dray *d = NULL;
-	struct dray_info info;
-	dray_remote remote;
-	struct dray_event e;
-	unsigned int n = 0;
 	struct pollfd p;
 
 	o.events_max = 5;
 	assert_int_equal(dray_connect(&o, &d, NULL, 0), 0);
+	client_remote(d, ret);
 	fake_do(&client_fake, flood, NULL);
 	p = (struct pollfd){ dray_fd(d), POLLIN, 0 };
 	assert_int_equal(dray_process(d, 5000), 5);
 	assert_int_equal(dray_process(d, 0), 5);
 	assert_int_equal(poll(&p, 1, 0), 0);
+	return d;
+}
+
+static size_t events_of(struct dray *d)
+{
+	struct dray_info info;
+
 	dray_get_info(d, &info);
-	assert_int_equal(info.events, 5);
-	client_remote(d, &remote);
-	while (n < 20) {
+	return info.events;
+}
+
+/* Takes events, whose deadlines count from `from`, until the last one of the flood. */
+static void take_flood(struct dray *d, unsigned int from)
+{
+	struct dray_event e;
+
+	while (from < 20) {
 		if (dray_next_event(d, &e) == 0) {
 			assert_true(dray_process(d, 5000) > 0);
 			continue;
 		}
-		assert_int_equal(e.deadline_ms, n);
-		n++;
+		assert_int_equal(e.type, DRAY_EVENT_DRAINING);
+		assert_int_equal(e.deadline_ms, from++);
 	}
+}
+
+static void take_dropped(struct dray *d, uint64_t n)
+{
+	struct dray_event e;
+
+	assert_int_equal(dray_next_event(d, &e), 1);
+	assert_int_equal(e.type, DRAY_EVENT_DROPPED);
+	assert_int_equal(e.tag, DRAY_EVENT_DRAINING);
+	assert_int_equal(e.id, n);
+	assert_string_equal(e.message, "");
+}
+
+/* A full queue stops receiving events; nothing is lost of what a slow program takes. */
+static void events_have_a_limit(void **state)
+{
+	dray_remote remote;
+	struct dray *d = flooded(&remote);
+
+	assert_int_equal(events_of(d), 5);
+	take_flood(d, 0);
+	dray_disconnect(d);
+}
+
+/* An answer behind unread events comes, whether a function blocks for it or not. The queue does not grow for it. */
+static void events_do_not_hold_up_answers(void **state)
+{
+	for (int blocks = 0; blocks < 2; blocks++) {
+		struct dray_completion c;
+		dray_remote remote;
+		struct dray *d = flooded(&remote);
+		struct pollfd p = { dray_fd(d), POLLIN, 0 };
+
+		if (blocks) {
+			assert_int_equal(dray_notify(d, remote, 1, "x", 1), 0);
+		} else {
+			assert_int_equal(dray_notify_start(d, remote, 1, "x", 1, NULL, NULL), 0);
+			do {
+				assert_int_equal(poll(&p, 1, 5000), 1);
+				assert_true(dray_process(d, 0) > 0);
+			} while (dray_next_completion(d, &c) == 0);
+			assert_int_equal(c.status, 0);
+		}
+		assert_int_equal(events_of(d), 11);
+		take_dropped(d, 10);
+		assert_int_equal(events_of(d), 10);
+		take_flood(d, 10);
+		dray_disconnect(d);
+	}
+}
+
+/* The loss of the session is behind unread events. What comes with it drops some of those. */
+static void events_do_not_hide_a_loss(void **state)
+{
+	dray_remote remote;
+	struct dray *d = flooded(&remote);
+	struct dray_info info;
+	struct dray_event e;
+
+	fake_do(&client_fake, client_restart, NULL);
+	do {
+		assert_true(dray_process(d, 5000) > 0);
+		dray_get_info(d, &info);
+	} while (!info.losses || !info.connected);
+	take_dropped(d, 12);
+	for (unsigned int i = 12; i < 20; i++) {
+		assert_int_equal(dray_next_event(d, &e), 1);
+		assert_int_equal(e.deadline_ms, i);
+	}
+	client_event(d, DRAY_EVENT_LOST);
+	client_event(d, DRAY_EVENT_RESTORED);
+	assert_int_equal(events_of(d), 0);
 	dray_disconnect(d);
 }
 
@@ -497,11 +579,12 @@ static void busy_requests_are_retried(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		TEST(regions_tokens_remotes),  TEST(extents_share_descriptors),
-		TEST(events_are_delivered),    TEST(handles_are_confused),
-		TEST(events_have_a_limit),     TEST(blocking_calls_keep_the_wake_up),
-		TEST(late_answers_are_undone), TEST(leases_that_nobody_sees_end),
-		TEST(groups_share_regions),    TEST(busy_requests_are_retried),
+		TEST(regions_tokens_remotes),    TEST(extents_share_descriptors),
+		TEST(events_are_delivered),      TEST(handles_are_confused),
+		TEST(events_have_a_limit),       TEST(events_do_not_hold_up_answers),
+		TEST(events_do_not_hide_a_loss), TEST(blocking_calls_keep_the_wake_up),
+		TEST(late_answers_are_undone),   TEST(leases_that_nobody_sees_end),
+		TEST(groups_share_regions),      TEST(busy_requests_are_retried),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
