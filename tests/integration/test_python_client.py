@@ -12,10 +12,11 @@ import textwrap
 import threading
 import weakref
 from array import array
+from collections import deque
 
 import dray
 import pytest
-from dray import _library, _waiting, errors, pending
+from dray import _library, _waiting, errors, pending, session
 from fake_agent import FakeAgent
 from harness import LIMIT, MIB, ROOT, Side, noise, until
 from wire import codec as s
@@ -301,6 +302,53 @@ def test_interrupted_wait_for_an_event(agent):
         del client._poll
         sender.post("", "x", b"one")
         assert client.next_event(timeout=LIMIT).payload == b"one"
+
+
+def notification(i):
+    return s.pack_notification(0, region=1, tag=i, agent_id=bytes(16), incarnation=1, id=i, payload=b"x")
+
+
+def test_events_that_nobody_takes(tmp_path, monkeypatch):
+    """They do not grow without limit, and push out none of another kind."""
+    monkeypatch.setattr(session, "_EVENTS_MAX", 16)
+    monkeypatch.setattr(session, "_EVENTS_DROPPED", 4)
+    with FakeAgent(tmp_path / "dray.sock", None) as fake, fake.client() as client:
+        fake.sock.send(s.pack_draining(0, deadline_ms=7))
+        for i in range(100):
+            fake.sock.send(notification(i))
+        until(lambda: client.process() or client.events and client.events[-1][0] == 99, "the notifications")
+        assert len(client.events) <= 16
+        assert client.events[0] == dray.Draining(7)
+        kinds = [type(event) for event in client.events]
+        assert kinds.count(dray.Dropped) == 1 and kinds[1] is dray.Dropped
+        first = 100 - kinds.count(dray.Notification)
+        assert client.events[1] == dray.Dropped(dray.Notification, first)
+        assert [event.tag for event in list(client.events)[2:]] == list(range(first, 100))
+        assert client.next_event(dray.Dropped, 0).number == first
+        assert client.next_notification(0).tag == first
+        waits = client.event(dray.Dropped)
+        for i in range(30):
+            fake.sock.send(notification(i))
+        assert waits.result(LIMIT).kind is dray.Notification
+
+
+def test_event_that_comes_when_a_wait_begins(tmp_path):
+    """It is not left in the queue, where the wait has just looked."""
+    threads = []
+
+    class Late(deque):
+        def __iter__(self):
+            yield from super().__iter__()
+            threads.append(threading.Thread(target=client._report, args=(dray.Draining(2),)))
+            threads[-1].start()
+            threads[-1].join(0.05)
+
+    with FakeAgent(tmp_path / "dray.sock", None) as fake, fake.client() as client:
+        client.events = Late([dray.Connected(1)])
+        wait = client.event(dray.Draining)
+        for thread in threads:
+            thread.join(LIMIT)
+        assert wait.result(LIMIT) == dray.Draining(2)
 
 
 def test_interrupted_request(agent):

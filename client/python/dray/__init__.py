@@ -18,7 +18,7 @@ from ._checksum import checksum
 from ._schema import TRANSPORT_NAMES
 from .client import Client
 from .errors import Error
-from .events import (Confirmed, Connected, Disconnected, Draining, LeaseEnded, Letter, MailboxLost,
+from .events import (Confirmed, Connected, Disconnected, Draining, Dropped, LeaseEnded, Letter, MailboxLost,
                      Notification, Reconnected, RegionLost, RemoteLost, SegmentChanged)
 from .handles import Region, Remote, Token
 from .lease import Lease
@@ -33,7 +33,7 @@ from .token import to_text as token_to_text
 
 __version__ = "0.1.0"
 __all__ = [
-    "BlockLayout", "Client", "Confirmed", "Connected", "Disconnected", "Done", "Draining", "Environment", "Error",
+    "BlockLayout", "Client", "Confirmed", "Connected", "Disconnected", "Done", "Draining", "Dropped", "Environment", "Error",
     "Hint", "Info", "Lease", "LeaseEnded", "Letter", "Mailbox", "MailboxLost", "Memory", "Notification", "Pending",
     "Reconnected", "Region", "RegionLost",
     "Remote", "RemoteLost", "Segment", "SegmentChanged", "Status", "Store", "StoreItem", "StoreResult", "StoreView", "TRANSPORT_NAMES", "Tier", "Token", "Transfer",

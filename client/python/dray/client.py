@@ -66,7 +66,8 @@ class Client(Session, Placement, Mailboxes, Stores):
     tokens and remotes are void. Transfers are refused meanwhile, and other requests wait: until an attempt to connect
     fails and the session has been away for `patience` seconds.
 
-    events: what was reported and not taken yet. error: why the session ended for good, or None.
+    events: what was reported and not taken yet, the oldest first. When it has 16,384, the oldest 1,024 of the kind that has the
+    most are dropped, and an event Dropped has their place: take events now and then, unless all of them may be lost. error: why the session ended for good, or None.
 
     Any thread may use a client. A forked child cannot: every call raises errors.OutOfOrder there, and
     the parent's session is not disturbed. A client that is open when the interpreter exits is closed.

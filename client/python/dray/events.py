@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .mailbox import Mailbox
     from .pending import Lending
 
-__all__ = ["Confirmed", "Connected", "Disconnected", "Draining", "LeaseEnded", "Letter", "MailboxLost", "Notification",
+__all__ = ["Confirmed", "Connected", "Disconnected", "Draining", "Dropped", "LeaseEnded", "Letter", "MailboxLost", "Notification",
            "Reconnected", "RegionLost", "RemoteLost", "SegmentChanged"]
 
 
@@ -126,6 +126,13 @@ class Confirmed(NamedTuple):
 
     transfer: Lending[Any]
     error: errors.Error | None
+
+
+class Dropped(NamedTuple):
+    """Events of a kind were dropped, because the program did not take them: the `number` oldest ones. It is in their place."""
+
+    kind: type
+    number: int
 
 
 class SegmentChanged(NamedTuple):

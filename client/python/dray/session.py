@@ -11,7 +11,7 @@ import stat
 import threading
 import time
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from ctypes import byref, c_size_t, c_uint64, c_void_p, create_string_buffer, string_at
 from types import TracebackType
@@ -33,6 +33,8 @@ S = TypeVar("S", bound="Session")
 
 DEFAULT_SOCKET = "/run/dray/dray.sock"
 _CONNECT_MS = 5000
+_EVENTS_MAX = 16384  # that a client keeps for a program which does not take them
+_EVENTS_DROPPED = 1024  # at once, when there are more
 
 
 class Info(NamedTuple):
@@ -95,6 +97,7 @@ class Session(Waiting):
         self._mailboxes: dict[int, Mailbox] = {}
         self._unconfirmed: dict[int, Lending[Any]] = {}
         self._event_waits: list[_EventWait] = []
+        self._queueing = threading.RLock()  # held while an event goes to a wait or to the queue, or a wait looks for one there
         self._session_waits: list[_SessionWait] = []
         self._failed: list[Region] = []
         self._blocking = threading.Lock()  # held during calls of the library that release the interpreter lock
@@ -233,7 +236,8 @@ class Session(Waiting):
 
     def _shut(self, error: errors.Error) -> None:
         """Ends everything that is pending, then the library's handle."""
-        self.error = self.error or error
+        with self._queueing:
+            self.error = self.error or error
         d, self._d = self._d, None
         if d is None:
             return
@@ -292,6 +296,7 @@ class Session(Waiting):
         d, self._d = self._d, None
         self._gone = _after_fork
         self._lead, self._leader, self._waking = threading.Lock(), 0, threading.RLock()
+        self._queueing = threading.RLock()
         if d is not None:
             self._disconnect(d)
             for fd in self._wake:
@@ -442,19 +447,24 @@ class Session(Waiting):
         self._handle()
         wait = _EventWait(self, kind or object)
         self._progress()
+        with self._queueing:
+            event = self._queued(wait.kind)
+            if event is None and self.error is None:
+                self._event_waits.append(wait)
+                return wait
+        wait._end(event, None)
+        return wait
+
+    def _queued(self, kind: Any) -> Any:
+        """Takes the oldest event of a kind from the queue. None: there is none."""
         for _ in range(len(self.events)):
             try:
-                event = next(e for e in self.events if isinstance(e, wait.kind))
+                event = next(e for e in self.events if isinstance(e, kind))
                 self.events.remove(event)
             except (StopIteration, ValueError, RuntimeError):
                 continue  # another thread took it, or changed the queue
-            wait._end(event, None)
-            return wait
-        if self.error is not None:
-            wait._end(None, None)
-        else:
-            self._event_waits.append(wait)
-        return wait
+            return event
+        return None
 
     def notification(self) -> Pending[events.Notification | None]:
         """The next notification, to be awaited: `await client.notification()`."""
@@ -481,20 +491,45 @@ class Session(Waiting):
         _EVENTS.get(e.type, Session._on_unknown)(self, e)
 
     def _report(self, event: Any, *, first: bool = False) -> None:
-        for wait in self._event_waits:
-            if isinstance(event, wait.kind):
-                try:
+        wait: _EventWait | None = None
+        while wait is None or wait._value is None:  # nobody waits there any more
+            with self._queueing:
+                wait = next((w for w in self._event_waits if isinstance(event, w.kind)), None)
+                if wait is None:
+                    self._queue(event, first)
+                    return
+                with contextlib.suppress(ValueError):  # it is given up just now
                     self._event_waits.remove(wait)
-                except ValueError:
-                    continue
-                wait._end(event, None)
-                if wait._value is None:  # nobody waits there any more
-                    self._report(event, first=first)
-                return
+            wait._end(event, None)
+
+    def _queue(self, event: Any, first: bool) -> None:
+        """Keeps an event until the program takes it."""
+        if len(self.events) >= _EVENTS_MAX:
+            self._drop_events()
         if first:
             self.events.appendleft(event)
         else:
             self.events.append(event)
+
+    def _drop_events(self) -> None:
+        """Makes room in the queue. Kinds that are rare, and say what has ended, are not lost for those that nobody takes."""
+        of = Counter(map(type, self.events.copy()))
+        del of[events.Dropped]
+        kind, n = of.most_common(1)[0]
+        count, older = min(n, _EVENTS_DROPPED), []
+        left = count
+        with contextlib.suppress(IndexError):  # the program takes some meanwhile
+            while left:
+                event = self.events.popleft()
+                if isinstance(event, events.Dropped) and event.kind is kind:
+                    count += event.number
+                elif isinstance(event, kind):
+                    left -= 1
+                else:
+                    older.append(event)
+        if count > left:
+            self._report(events.Dropped(kind, count - left), first=True)
+        self.events.extendleft(reversed(older))
 
     def _text_of(self, e: Any) -> errors.Error:
         return errors.make(e.code, lib.text(e.message), handle=e.region or e.remote or e.mailbox or e.id,
@@ -544,7 +579,9 @@ class Session(Waiting):
         self._report(events.RegionLost(region, error))
 
     def _on_closed(self, e: Any) -> None:
-        self.error = error = self._unreachable(self._text_of(e))
+        error = self._unreachable(self._text_of(e))
+        with self._queueing:
+            self.error = error
         self._report(events.Disconnected(error, True))
         while self._session_waits:
             self._session_waits.pop()._end(None, error)
@@ -574,6 +611,9 @@ class Session(Waiting):
         if lease is not None:
             lease.how = OUTCOME_NAMES.get(e.outcome, str(e.outcome))
             self._report(events.LeaseEnded(lease, lease.how, e.acquired))
+
+    def _on_dropped(self, e: Any) -> None:
+        self._report(events.Dropped(_KINDS.get(e.tag, object), e.id))
 
     def _on_unknown(self, e: Any) -> None:
         pass  # of a newer library
@@ -619,7 +659,14 @@ _EVENTS: dict[int, Callable[[Session, Any], None]] = {
     lib.EVENT_CLOSED: Session._on_closed, lib.EVENT_SEGMENT: Session._on_segment,
     lib.EVENT_CONNECTED: Session._on_connected, lib.EVENT_CONFIRMED: Session._on_confirmed,
     lib.EVENT_LEASE_ENDED: Session._on_lease_ended,
-    lib.EVENT_LETTER: Session._on_letter, lib.EVENT_MAILBOX_LOST: Session._on_mailbox_lost}
+    lib.EVENT_LETTER: Session._on_letter, lib.EVENT_MAILBOX_LOST: Session._on_mailbox_lost,
+    lib.EVENT_DROPPED: Session._on_dropped}
+_KINDS: dict[int, type] = {
+    lib.EVENT_NOTIFICATION: events.Notification, lib.EVENT_REMOTE_LOST: events.RemoteLost, lib.EVENT_DRAINING: events.Draining,
+    lib.EVENT_LOST: events.Disconnected, lib.EVENT_RESTORED: events.Reconnected, lib.EVENT_REGION_LOST: events.RegionLost,
+    lib.EVENT_CLOSED: events.Disconnected, lib.EVENT_SEGMENT: events.SegmentChanged, lib.EVENT_CONNECTED: events.Connected,
+    lib.EVENT_CONFIRMED: events.Confirmed, lib.EVENT_LEASE_ENDED: events.LeaseEnded, lib.EVENT_LETTER: events.Letter,
+    lib.EVENT_MAILBOX_LOST: events.MailboxLost}
 
 # Of each handle, what was read in place, by id: the memory, and its view. Not in the client: a collector of garbage that finds the client clears weak
 # references that are part of it before it ends the client.
