@@ -289,7 +289,7 @@ store.put(region, [(b"a", [(0, 4096)]), (b"b", [(0, 8192)])])
 one, two, three = store.read([b"a", b"b", b"b"])
 array, part, alone = numpy.frombuffer(two.data, numpy.uint8), three.data[:9], store.read([b"a"])[0].data
 three.release()
-assert len(user._views) == 4
+assert len(user._views) == 3
 if not (child := os.fork()):
     os._exit(array[8191] + part[8] != 2 * ord("x"))
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -322,6 +322,36 @@ assert not maps()
 def test_data_that_is_left_when_its_client_ends(agent, how):
     """A view is void; what was made of it keeps the memory mapped."""
     subprocess.run([sys.executable, "-c", LEFT, str(agent.socket), *how], check=True, timeout=LIMIT)
+
+
+CYCLE = """
+import dray, gc, sys
+class Last:
+    def __del__(self):
+        read.append(bytes(self.part))
+        kept.append(self.part)
+user = dray.Client(sys.argv[1])
+memory = dray.Memory(4096)
+memory.view[:] = b"x" * len(memory)
+region = user.region(memory)
+user.store().put(region, [(b"a", [(0, 4096)])])
+read, kept, last = [], [], Last()
+view, = user.store().read([b"a"])
+user.last, last.user, last.view, last.part = last, user, view, view.data[:9]
+del user, memory, region, view, last
+gc.collect()
+assert read == [b"x" * 9]
+maps = lambda: sum("dray-store" in line for line in open("/proc/self/maps"))
+assert maps() and kept.pop() == b"x" * 9
+gc.collect()
+assert not maps()
+"""
+
+
+def test_data_that_is_garbage_with_its_client(agent):
+    """An object that ends later reads it, and may even keep it."""
+    done = subprocess.run([sys.executable, "-c", CYCLE, str(agent.socket)], check=True, timeout=LIMIT, stderr=subprocess.PIPE, text=True)
+    assert not done.stderr
 
 
 CLOSED = """

@@ -331,28 +331,21 @@ _munmap = ctypes.CDLL(None).munmap
 _munmap.argtypes = [c_void_p, c_size_t]
 
 
-class _Mapping:
-    """Memory of the store that outlasts the handle with which it was mapped."""
+class Mapping:
+    """Memory of the store that is read in place, mapped until neither its client nor an array refers to it.
+
+    A collector of garbage ends the objects of a cycle in any order, and clears weak references to them before. It does not see this one,
+    which refers to no other, and so ends after all of them: one that looks at its array when it ends finds it mapped.
+    """
 
     __slots__ = ("base", "length")
 
     def __init__(self, base: int, length: int) -> None:
         self.base, self.length = base, length
+        ctypes.pythonapi.PyObject_GC_UnTrack(ctypes.py_object(self))
 
     def __del__(self, unmap: Any = _munmap) -> None:
         unmap(self.base, self.length)
-
-
-def keep_mapped(d: c_size_t, arrays: list[Any]) -> None:
-    """For arrays in memory of the store, before dray_disconnect(): it is unmapped with the last of them that refers to it."""
-    mappings: dict[int, _Mapping] = {}
-    base, length = c_void_p(), c_uint64()
-    for array in arrays:
-        if held.dray_store_keep(d, ctypes.addressof(array), ctypes.byref(base), ctypes.byref(length)) == 0:
-            at = base.value or 0
-            if at not in mappings:
-                mappings[at] = _Mapping(at, length.value)
-            array._mapping = mappings[at]
 
 
 def path() -> str:

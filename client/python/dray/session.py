@@ -121,6 +121,7 @@ class Session(Waiting):
             raise errors.make(code, lib.text(why.value), path=self.path)
         self._d = c_size_t(handle.value or 0)
         self._views = _views[self._d.value] = {}
+        self._mappings: list[lib.Mapping] = []  # of memory that was read in place
         self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         _clients.add(self)
         self._quiet = wait
@@ -258,16 +259,12 @@ class Session(Waiting):
 
     def _disconnect(self, d: c_size_t) -> None:
         """Ends the library's handle. What was read in place cannot be used any more; what a program still has of it stays mapped."""
-        views = _views.pop(d.value, {})
-        for _, view in list(views.values()):
+        for view in list(_views.pop(d.value, {}).values()):
             if (data := view()) is not None:
                 with contextlib.suppress(BufferError):
                     data.release()
-        data = None
-        left = [array for memory, _ in list(views.values()) if (array := memory()) is not None]
-        if left:
-            lib.keep_mapped(d, left)
         lib.held.dray_disconnect(d)
+        self._mappings = []
 
     def _end_all(self, error: errors.Error) -> None:
         while self._pending:
@@ -668,9 +665,9 @@ _KINDS: dict[int, type] = {
     lib.EVENT_CONFIRMED: events.Confirmed, lib.EVENT_LEASE_ENDED: events.LeaseEnded, lib.EVENT_LETTER: events.Letter,
     lib.EVENT_MAILBOX_LOST: events.MailboxLost}
 
-# Of each handle, what was read in place, by id: the memory, and its view. Not in the client: a collector of garbage that finds the client clears weak
+# Of each handle, the views of what was read in place, by id. Not in the client: a collector of garbage that finds the client clears weak
 # references that are part of it before it ends the client.
-_views: dict[int, dict[int, tuple[weakref.ref[Any], weakref.ref[memoryview]]]] = {}
+_views: dict[int, dict[int, weakref.ref[memoryview]]] = {}
 _clients: weakref.WeakSet[Session] = weakref.WeakSet()
 
 

@@ -9,7 +9,7 @@ import enum
 import struct
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from ctypes import byref, c_char, c_uint64
+from ctypes import byref, c_char, c_uint64, c_void_p
 from functools import partial
 from itertools import accumulate, chain
 from operator import attrgetter
@@ -300,13 +300,29 @@ def _results(results: lib.StoreResults) -> list[StoreResult]:
 def _view(client: Client, r: Any) -> StoreView:
     data = None
     if not r.status:
-        memory = (c_char * r.length).from_address(r.data)
+        memory: Any = (c_char * r.length).from_address(r.data)
+        memory._mapping = _mapping(client, r.data)
         data = memoryview(memory).cast("B").toreadonly()
-        views, key = client._views, id(memory)
-        views[key] = ref(memory, partial(views.pop, key)), ref(data)
+        views, key = client._views, id(data)
+        views[key] = ref(data, partial(views.pop, key))
         if client._d is None:  # another thread has closed it, perhaps before it could find this one
             data.release()
     return StoreView(client, _STATUSES.get(r.status, Status.LOST), r.wait_ms / 1000, data, r.lease)
+
+
+def _mapping(client: Client, address: int) -> lib.Mapping | None:
+    """Of memory of the store. None: another thread has closed the client."""
+    for mapping in client._mappings:
+        if 0 <= address - mapping.base < mapping.length:
+            return mapping
+    base, length = c_void_p(), c_uint64()
+    try:
+        lib.held.dray_store_keep(client._d, address, byref(base), byref(length))
+    except ctypes.ArgumentError:
+        return None
+    mapping = lib.Mapping(base.value or 0, length.value)
+    client._mappings.append(mapping)
+    return mapping
 
 
 def _release(client: Client, views: list[StoreView]) -> None:
