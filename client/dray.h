@@ -7,11 +7,11 @@
  * Rules for all functions, unless their comment says otherwise:
  *
  * Thread:    any thread may call any function of a handle at any time, apart from
- *            dray_store_keep(), and dray_disconnect(), which must be the last call. Each
- *            completion and each event is taken by one thread. A function that does not block
- *            waits for other threads for some microseconds at most, since none of them holds the
- *            handle while it sleeps. The library starts no threads, installs no signal handlers,
- *            prints nothing, raises no SIGPIPE, and never ends the process.
+ *            dray_disconnect(), which must be the last call. Each completion and each event is
+ *            taken by one thread. A function that does not block waits for other threads for
+ *            some microseconds at most, since none of them holds the handle while it sleeps. The
+ *            library starts no threads, installs no signal handlers, prints nothing, raises no
+ *            SIGPIPE, and never ends the process.
  * Fork:      a child must not use an inherited handle. All functions return -DRAY_E_OUT_OF_ORDER
  *            there, except dray_store_keep(), and dray_disconnect(), which frees the child's copy
  *            and does not affect the parent.
@@ -1440,7 +1440,7 @@ DRAY_API int dray_store_release(struct dray *d, const uint64_t *leases, size_t n
  *
  * Ownership: after dray_disconnect() the caller unmaps it, by munmap().
  *
- * Thread: no other thread may use the handle during this call. A forked child may make it, too.
+ * Thread: any. A forked child may make this call, too.
  *
  * Errors:
  * -DRAY_E_NOT_FOUND: data is not of a result of READ.

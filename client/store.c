@@ -63,6 +63,10 @@ void dc_store_free(struct dray *d)
 
 int dray_store_keep(struct dray *d, const void *data, void **ret_base, uint64_t *ret_length)
 {
+	/* NULL in a forked child, which has one thread and may go on */
+	struct dray *in dray_auto(dc_leave) = dc_enter(d);
+
+	(void)in;
 	dray_list_for_each(&d->files, f, struct file, link) {
 		if ((uintptr_t)data - (uintptr_t)f->base >= f->bytes)
 			continue;
