@@ -56,6 +56,6 @@ async def stuck(client: dray.Client, region: dray.Region, remote: dray.Remote) -
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2:
+    if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
         sys.exit(__doc__)
     asyncio.run(main(sys.argv[1]))

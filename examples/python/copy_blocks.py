@@ -41,6 +41,6 @@ def main(here: str, there: str) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2:
+    if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
         sys.exit(__doc__)
     main(sys.argv[1], sys.argv[-1])

@@ -8,6 +8,7 @@ the producer is gone.
 
 import sys
 import threading
+from concurrent import futures
 
 import dray
 
@@ -68,15 +69,14 @@ def consume(socket: str, relay: Relay) -> None:
 
 def main(socket: str) -> None:
     relay = Relay(socket)
-    consumer = threading.Thread(target=consume, args=(socket, relay))
-    consumer.start()
-    produce(socket, relay)
-    consumer.join()
-    relay.client.close()
+    with relay.client, futures.ThreadPoolExecutor() as threads:
+        consumer = threads.submit(consume, socket, relay)
+        produce(socket, relay)
+        consumer.result()
     print("copied")
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2:
+    if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
         sys.exit(__doc__)
     main(sys.argv[1])

@@ -37,9 +37,13 @@ def main():
         # without a copy: a block as the agent has it
         view, = store.read([b"model/block-3"])
         with view:
-            assert view.data is not None and view.data[0] == 3
+            if view.data is None:  # such as BUSY: there was no room for it
+                sys.exit(f"a block cannot be read: {view.status.name}")
+            assert view.data[0] == 3
         print("read a block in place")
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] in (["-h"], ["--help"]):
+        sys.exit(__doc__)
     main()

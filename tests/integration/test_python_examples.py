@@ -27,9 +27,18 @@ def test_example(agent, example):
     run(example, agent.socket)
 
 
-def test_without_a_socket():
-    done = subprocess.run([sys.executable, ROOT / "examples/python/relay.py"], env=ENVIRONMENT, text=True, timeout=LIMIT, stderr=subprocess.PIPE)
+@pytest.mark.parametrize("arguments", [[], ["--help"]])
+def test_usage(arguments):
+    done = subprocess.run([sys.executable, ROOT / "examples/python/relay.py", *arguments], env=ENVIRONMENT, text=True, timeout=LIMIT, stderr=subprocess.PIPE)
     assert done.returncode == 1 and "    relay.py SOCKET" in done.stderr, done.stderr
+
+
+def test_a_consumer_that_fails(agent):
+    """The relay does not say that all is copied."""
+    failing = "import relay, sys\ndef fail(*_): sys.exit('no memory')\nrelay.consume = fail\nrelay.main(sys.argv[1])"
+    done = subprocess.run([sys.executable, "-c", failing, agent.socket], env=ENVIRONMENT, cwd=ROOT / "examples/python", text=True, timeout=LIMIT,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert done.returncode == 1 and not done.stdout and "no memory" in done.stderr, done.stderr
 
 
 def test_example_over_the_network(new_pair):
