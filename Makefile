@@ -294,9 +294,9 @@ fmt:
 hooks:
 	git config core.hooksPath scripts/hooks
 
-# For clangd and other tools that need the compiler's command line of each file.
+# For clangd and other tools that need the compiler's command line of each file. clang has no strategies for memset().
 compile_commands.json: $(B)/flags $(B)/sources
-	$(Q)scripts/compile-commands '$(CC) $(CFLAGS_all) $(if $(CUDA),-isystem $(CUDA)/include)' $(SRC) $(SRC_cuda) >$@
+	$(Q)scripts/compile-commands '$(CC) $(filter-out -mmem%,$(CFLAGS_all)) $(if $(CUDA),-isystem $(CUDA)/include)' $(SRC) $(SRC_cuda) >$@
 
 lint: check-lint
 

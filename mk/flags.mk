@@ -73,6 +73,10 @@ SANITIZED += -Wno-null-dereference -Wno-maybe-uninitialized -Wno-stringop-overfl
 endif
 
 OPT_release := -g -O2 -D_FORTIFY_SOURCE=2
+# On x86-64 gcc clears structures of 100 bytes and more by `rep stos`, which takes 9 ns for any of them; memset() takes 2 for 200 bytes.
+ifndef CC_IS_CLANG
+OPT_release += $(if $(filter x86_64-%,$(shell $(CC) -dumpmachine)),-mmemset-strategy=libcall:-1:noalign -mmemcpy-strategy=libcall:-1:noalign)
+endif
 OPT_gcc := $(OPT_release)
 # Unlike gcc, clang finds its warnings without optimising. No program of this variant is run or debugged.
 OPT_clang := -O0
