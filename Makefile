@@ -210,7 +210,7 @@ $(B)/tests/unit/test_worker: LIBS_test += -Wl,--wrap=packet_new
 # It counts what is ranked.
 $(B)/tests/unit/test_segments: LIBS_test += -Wl,--wrap=preferred_rank
 # It counts the regions that are looked at.
-$(B)/tests/unit/test_rails: LIBS_test += -Wl,--wrap=rail_regions_check
+$(B)/tests/unit/test_rails $(B)/tests/unit/tsan_rails: LIBS_test += -Wl,--wrap=rail_regions_check
 # Any other program of tests/: tests/unit/test_rings.c becomes build/asan/tests/unit/test_rings.
 # Fuzzers use neither drayctl nor libdray, and TSan programs do not use drayctl, so these variants do not build them.
 TEST_ARCHIVES := $(filter-out $(if $(filter tsan fuzz coverage,$(VARIANT)),$(B)/libctl.a) $(if $(filter fuzz coverage,$(VARIANT)),$(B)/libclient.a),$(ARCHIVES))
