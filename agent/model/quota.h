@@ -24,8 +24,8 @@ struct owner_account {
 	_Atomic uint32_t fds;
 	uint32_t fds_max;
 	_Atomic bool waiting; /* a reader has stopped at the limit */
-	/* bytes of objects that are read from disk, and that other agents hold; under the lock of the store */
-	uint64_t store_loading, store_lent;
+	/* bytes of objects that are read from disk, and that other agents hold, and of segments that clients keep; under the lock of the store */
+	uint64_t store_loading, store_lent, store_kept;
 };
 
 void account_init(struct owner_account *a, uint32_t fds_max);

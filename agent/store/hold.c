@@ -39,6 +39,8 @@ static void hold_free(struct hold *h)
 	dray_map_del(&u->pins, &h->by_key);
 	if (h->lease)
 		dray_handles_del(&u->leases, h->lease);
+	if (h->keeps)
+		memory_unkeep(h->keeps);
 	item_put(h->object);
 	free(h);
 }
@@ -79,7 +81,7 @@ void store_user_free(struct store_user *u)
 		struct segment *g = u->store->slots[i];
 
 		if (g && u->files[i].number == g->file)
-			g->users--;
+			memory_unkeep(g);
 	}
 	dray_list_for_each(&u->joined, j, struct joined, link) {
 		j->member->refs--;
@@ -98,6 +100,22 @@ static struct hold *pin_find(struct store_user *u, struct store_member *m, struc
 		if (h->object->member->space == m->space)
 			return h;
 	return NULL;
+}
+
+/* NULL: as for hold_new(), or the owner keeps as much memory as it may. */
+static struct hold *pin_new(struct store_user *u, struct store_member *m, struct store_object *o)
+{
+	struct segment *g = u->store->slots[o->at.slot];
+	struct hold *h;
+
+	if (!memory_keep(g, m))
+		return NULL;
+	h = hold_new(u, o);
+	if (h)
+		h->keeps = g;
+	else
+		memory_unkeep(g);
+	return h;
 }
 
 static struct dmsg_store_result pin(struct store_user *u, struct store_member *m,
@@ -123,7 +141,7 @@ static struct dmsg_store_result pin(struct store_user *u, struct store_member *m
 	/* the one that is pinned was removed, and another one has its key */
 	if (h)
 		hold_free(h);
-	h = hold_new(u, o);
+	h = pin_new(u, m, o);
 	if (h)
 		dray_map_add(&u->pins, &h->by_key, o->key, o->key_n);
 	else
@@ -165,10 +183,11 @@ void store_unpin(struct store_user *u, struct store_member *m, const struct stor
 }
 
 /* Gives the user the segment's descriptor, if it has not got it. 0, or -errno. */
-static int file_give(struct store_user *u, struct segment *g, struct store_files *files,
-		     uint16_t *ret_index)
+static int file_give(struct store_user *u, struct store_member *m, struct segment *g,
+		     struct store_files *files, uint16_t *ret_index)
 {
 	struct given_file *given;
+	bool keeps;
 
 	*ret_index = UINT16_MAX;
 	if (!u->files)
@@ -180,11 +199,18 @@ static int file_give(struct store_user *u, struct segment *g, struct store_files
 		return 0;
 	if (files->n == DRAY_ARRAY_SIZE(files->fd))
 		return -EMFILE;
+	keeps = given->number == g->file;
+	if (!keeps && !memory_keep(g, m))
+		return -EBUSY;
 	files->fd[files->n] = fcntl(g->fd, F_DUPFD_CLOEXEC, 0);
-	if (files->fd[files->n] < 0)
-		return -errno;
+	if (files->fd[files->n] < 0) {
+		int r = -errno;
+
+		if (!keeps)
+			memory_unkeep(g);
+		return r;
+	}
 	*ret_index = (uint16_t)files->n++;
-	g->users += given->number != g->file;
 	*given = (struct given_file){ .number = g->file };
 	return 0;
 }
@@ -215,7 +241,7 @@ static struct dmsg_store_place read_one(struct store_user *u, struct store_membe
 		return p;
 	g = u->store->slots[o->at.slot];
 	if (dray_handles_add(&u->leases, h, &h->lease) < 0 ||
-	    file_give(u, g, files, &p.fd_index) < 0) {
+	    file_give(u, m, g, files, &p.fd_index) < 0) {
 		hold_free(h);
 		return p;
 	}

@@ -101,9 +101,12 @@ struct segment {
 	uint64_t file; /* its number, which is never used again */
 	uint32_t slot, n_slots;
 	uint32_t objects;
-	uint32_t n_idle;      /* those that are live and that nobody holds */
-	uint32_t users;       /* that have its descriptor */
-	bool busy;            /* the job is queued or runs */
+	uint32_t n_idle; /* those that are live and that nobody holds */
+	uint32_t users; /* that have its descriptor, and pins of its objects: it is not given back */
+	struct store_member *
+		keeper; /* the first of them, whose owner is charged for it; NULL: there are none */
+	bool busy;      /* the job is queued or runs */
+	bool closed; /* what becomes free in it is on no list of free extents: it is being cleared */
 	_Atomic bool leaving; /* it is given back when the job has ended */
 	struct extent *first;
 };
@@ -143,7 +146,7 @@ struct store_member {
 	struct dray_list link; /* on space->members */
 	struct store_space *space;
 	struct owner_account *account; /* kept */
-	uint32_t refs;                 /* users and objects */
+	uint32_t refs;                 /* users, objects, and segments that it keeps */
 	uint32_t n_idle;               /* its live objects in memory that nobody holds */
 };
 
@@ -174,7 +177,8 @@ struct hold {
 	struct dray_map_node by_key; /* pins */
 	struct store_user *user;
 	struct store_object *object;
-	dray_handle lease; /* leases */
+	dray_handle lease;     /* leases */
+	struct segment *keeps; /* pins */
 	uint64_t bytes;
 };
 
@@ -197,6 +201,7 @@ struct store {
 	uint32_t n_slots;
 	uint64_t slot_bytes;
 	uint64_t last_file;
+	uint64_t kept;    /* bytes of segments with users; part of totals.memory */
 	uint64_t leaving; /* bytes of segments that are being given back; part of totals.memory */
 	struct store_follower follower; /* added NULL: nobody follows */
 	struct store_totals totals;
@@ -247,8 +252,13 @@ void memory_free(struct store_space *sp, struct store_object *o);
 bool memory_grow(struct store_space *sp, uint32_t n);
 /* Gives a segment back that holds no object, and that no user has. False: it has none. */
 bool memory_shrink(struct store_space *sp);
-/* Evicts all objects of the segment that has the fewest, if none of them is held, and no user has the segment. */
-void memory_clear(struct store_space *sp);
+/* The segment with the fewest objects of which none is held, and that no user has. NULL: there is none. */
+struct segment *memory_clearable(struct store_space *sp);
+/* Evicts its objects, at most EVICTED_AT_ONCE: nothing is placed where they were until all have gone. */
+void memory_clear(struct segment *g);
+/* Segment g has one more user, of this member. False: its owner keeps as much as it may. */
+bool memory_keep(struct segment *g, struct store_member *m);
+void memory_unkeep(struct segment *g);
 
 /* index.c */
 uint32_t item_hash(const struct store_space *sp, struct store_key key);

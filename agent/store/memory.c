@@ -102,6 +102,8 @@ static void free_add(struct store_space *sp, struct free_extent *f)
 {
 	unsigned c = class_of(extent_size(sp->store, &f->at));
 
+	if (sp->store->slots[f->at.slot]->closed)
+		return;
 	dray_list_add_front(&sp->free[c], &f->link);
 	sp->free_map[c / 64] |= 1ull << c % 64;
 }
@@ -206,7 +208,8 @@ void memory_free(struct store_space *sp, struct store_object *o)
 	struct free_extent *before = free_of(o->at.prev), *behind = free_of(o->at.next);
 	struct segment *g = sp->store->slots[o->at.slot];
 
-	g->objects--;
+	if (!--g->objects)
+		g->closed = false;
 	if (before) {
 		free_del(sp, before);
 		extent_unlink(sp->store, &o->at);
@@ -449,21 +452,69 @@ static struct store_object *object_of(struct extent *e)
 
 static bool may_clear(const struct segment *g)
 {
-	return !g->users && g->objects <= EVICTED_AT_ONCE && g->objects == g->n_idle;
+	return !g->users && g->objects == g->n_idle;
 }
 
-void memory_clear(struct store_space *sp)
+struct segment *memory_clearable(struct store_space *sp)
 {
-	struct segment *fewest = NULL;
+	struct segment *best = NULL;
 
+	/* one that was begun loses the rest first */
 	dray_list_for_each(&sp->segments, g, struct segment, link)
-		if ((!fewest || g->objects < fewest->objects) && may_clear(g))
-			fewest = g;
-	while (fewest && fewest->objects) {
-		struct extent *e = fewest->first;
+		if (may_clear(g) && (!best || g->closed > best->closed ||
+				     (g->closed == best->closed && g->objects < best->objects)))
+			best = g;
+	return best;
+}
+
+void memory_clear(struct segment *g)
+{
+	g->closed = true;
+	for (unsigned n = 0; n < EVICTED_AT_ONCE && g->objects; n++) {
+		struct extent *e = g->first;
 
 		while (e->is_free)
 			e = e->next;
 		item_leave_memory(object_of(e), true);
 	}
+}
+
+/* What the owner may keep: its share of the memory, with an eighth for what objects leave free in segments, in whole segments. */
+static uint64_t keep_limit(const struct store *s, const struct owner_account *a)
+{
+	const struct budget *b = &a->budget.all->of[RESOURCE_STORE_BYTES];
+	uint64_t share = budget_share(dray_min(atomic_load(&b->max), s->cfg.bytes),
+				      s->kept - a->store_kept, atomic_load(&b->owner_max));
+
+	return (share + share / 8 + s->slot_bytes - 1) / s->slot_bytes * s->slot_bytes;
+}
+
+bool memory_keep(struct segment *g, struct store_member *m)
+{
+	struct store *s = g->store;
+	struct owner_account *a = m->account;
+
+	if (!g->users) {
+		if (a->store_kept + g->part.bytes > keep_limit(s, a))
+			return false;
+		a->store_kept += g->part.bytes;
+		s->kept += g->part.bytes;
+		m->refs++;
+		g->keeper = m;
+		g->closed = false;
+	}
+	g->users++;
+	return true;
+}
+
+void memory_unkeep(struct segment *g)
+{
+	struct store_member *m = g->keeper;
+
+	if (--g->users)
+		return;
+	m->account->store_kept -= g->part.bytes;
+	g->store->kept -= g->part.bytes;
+	m->refs--;
+	g->keeper = NULL;
 }

@@ -258,33 +258,40 @@ void item_return(struct store_object *o)
 	unhold(o, policy_return);
 }
 
-/* The one with the most memory, apart from `sp`. */
-static struct store_space *largest_other(struct store_space *sp)
+/* Of the one with the most memory among the others that can give a segment back by evictions. */
+static struct segment *largest_clearable(struct store_space *sp)
 {
-	struct store_space *largest = NULL;
+	struct segment *largest = NULL;
 
-	dray_list_for_each(&sp->store->spaces, other, struct store_space, link)
-		if (other != sp && (!largest || other->memory > largest->memory))
-			largest = other;
+	dray_list_for_each(&sp->store->spaces, other, struct store_space, link) {
+		struct segment *g =
+			other != sp && (!largest || other->memory > largest->space->memory) ?
+				memory_clearable(other) :
+				NULL;
+
+		if (g)
+			largest = g;
+	}
 	return largest;
 }
 
 /*
  * No memory is left for a new segment. One without objects moves to the name space. If the name space has less than half of
- * what the largest one has, that one evicts for it.
+ * what the largest one has that has no objects in use in some segment, that one evicts for it.
  */
 static void memory_claim(struct store_space *sp)
 {
-	struct store_space *from;
+	struct segment *g;
 
 	dray_list_for_each(&sp->store->spaces, other, struct store_space, link)
 		if (other != sp && memory_shrink(other))
 			return;
-	from = largest_other(sp);
-	if (!sp->store->cfg.evict || !from || sp->memory >= from->memory / 2)
+	g = largest_clearable(sp);
+	if (!sp->store->cfg.evict || !g || sp->memory >= g->space->memory / 2)
 		return;
-	memory_clear(from);
-	memory_shrink(from);
+	memory_clear(g);
+	if (!g->objects)
+		memory_shrink(g->space);
 }
 
 /* A place for n granules. The thread of the store gives memory back, so that busy is no end. */

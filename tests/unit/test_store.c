@@ -567,6 +567,106 @@ static void test_preferences(void **state)
 	store_rig_end(&rig);
 }
 
+enum keeping { KEEP_BY_LEASE, KEEP_BY_PIN, KEEP_BY_NUMBER, KEEPING_N };
+
+static struct store_key put_bytes(struct store_member *m, char *text, unsigned k, uint64_t bytes)
+{
+	struct store_key key = key_of(text, k);
+	struct store_object *o;
+
+	assert_int_equal(store_put_begin(m, key, bytes, 1, &o), DMSG_STORE_STATUS_OK);
+	assert_int_equal(store_put_end(o, true), DMSG_STORE_STATUS_OK);
+	return key;
+}
+
+/* Reads an object in place, and releases it. */
+static void read_once(struct store_user *u, struct store_member *m, struct store_key key)
+{
+	struct dmsg_store_place place;
+	struct store_files files;
+	uint8_t wire[DMSG_STORE_LEASE_SIZE];
+
+	store_read(u, m, &key, 1, &place, &files);
+	for (unsigned i = 0; i < files.n; i++)
+		close(files.fd[i]);
+	if (place.status)
+		return;
+	dmsg_store_lease_put(wire, &(struct dmsg_store_lease){ place.lease });
+	store_release(u, &(struct dray_vec){ wire, 1 }, false);
+}
+
+/*
+ * Fills segments with one large object each and small ones behind it, and removes the large ones; of leases nothing stays. So the owner
+ * has more memory than it is charged for.
+ */
+static void keep_segments(struct store_user *u, struct store_member *m, enum keeping how,
+			  unsigned *k, uint64_t segment, uint64_t all)
+{
+	unsigned first = *k, n = how == KEEP_BY_NUMBER ? EVICTED_AT_ONCE + 1 : 1;
+	struct dmsg_store_result r;
+	struct store_key key;
+	char text[16];
+
+	for (uint64_t bytes = 0; bytes < all; bytes += segment) {
+		key = put_bytes(m, text, (*k)++, segment - n * 64);
+		if (how == KEEP_BY_LEASE)
+			read_once(u, m, key);
+		for (unsigned i = 0; i < n; i++)
+			key = put_bytes(m, text, (*k)++, 64);
+		if (how == KEEP_BY_PIN)
+			store_pin(u, m, &key, 1, &r);
+	}
+	for (unsigned i = first; i < *k; i++) {
+		key = key_of(text, i);
+		if (how == KEEP_BY_LEASE || (i - first) % (n + 1) == 0)
+			store_remove(m, &key, 1, &r);
+	}
+}
+
+/* An owner that keeps memory from being given back leaves others their share. */
+static void test_memory_that_is_kept(void **state)
+{
+	static const char *const spaces[] = { "both=t:*" };
+	struct store_object *o;
+	struct store_config cfg = store_rig_config(spaces, 1);
+	struct dray_err err = DRAY_ERR_NULL;
+
+	(void)state;
+	for (unsigned how = 0; how < KEEPING_N; how++) {
+		enum dmsg_store_status status = DMSG_STORE_STATUS_BUSY;
+		uint64_t bytes = how == KEEP_BY_NUMBER ? 2 * MIB : 6 * MIB;
+		struct store_user *a, *b;
+		struct store_member *ma, *mb;
+		unsigned k = 0;
+		char text[16];
+
+		cfg.bytes = how == KEEP_BY_NUMBER ? 8 * MIB : 16 * MIB;
+		store_rig_make(&rig, cfg);
+		rig.budgets.of[RESOURCE_STORE_BYTES].max = 16 * MIB;
+		rig.budgets.of[RESOURCE_STORE_BYTES].owner_max = 0;
+		a = store_user_new(rig.store, &rig.accounts[0], &err);
+		b = store_user_new(rig.store, &rig.accounts[1], &err);
+		ma = store_join(a, (struct dray_str){ "", 0 }, &err);
+		mb = store_join(b, (struct dray_str){ "", 0 }, &err);
+		keep_segments(a, ma, how, &k, 2 * MIB, 8 * MIB);
+		if (how != KEEP_BY_NUMBER)
+			keep_segments(a, ma, how, &k, 4 * MIB, 4 * MIB);
+		assert_true(store_totals(rig.store).memory + bytes > cfg.bytes);
+		/* memory arrives from the thread of the store */
+		for (unsigned i = 0; status == DMSG_STORE_STATUS_BUSY && i < 1000; i++) {
+			status = store_put_begin(mb, key_of(text, 0), bytes, 1, &o);
+			if (status)
+				sd_event_run(rig.event, 1000);
+		}
+		assert_int_equal(status, DMSG_STORE_STATUS_OK);
+		store_put_end(o, true);
+		store_user_free(a);
+		store_user_free(b);
+		assert_int_equal(rig.accounts[0].store_kept, 0);
+		store_rig_end(&rig);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -581,6 +681,7 @@ int main(void)
 		cmocka_unit_test(test_forward_twice),
 		cmocka_unit_test(test_forward_preferred),
 		cmocka_unit_test(test_preferences),
+		cmocka_unit_test(test_memory_that_is_kept),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
