@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the store lends to other agents: who gets it, what it covers, how much of it there is, and how it ends. */
+#include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -160,6 +161,7 @@ static int set_up(void **state)
 	rig.cfg.store.put_at = no_agent;
 	memset(fake_published, 0, sizeof(fake_published));
 	cfg.lend = true;
+	cfg.peer_timeout_ns = 60 * DRAY_NS_PER_SEC;
 	store_rig_make(&rig.s, cfg);
 	store_rig_user(&rig.s);
 	rig.member = store_rig_join(&rig.s, "kv");
@@ -809,6 +811,41 @@ static void test_end(void **state)
 	ask(OTHER, "kv", "t", 1, 1, 2, 0);
 }
 
+struct gate {
+	struct dray_job job;
+	sem_t open;
+};
+
+static void wait_at_gate(struct dray_job *j)
+{
+	sem_wait(&dray_container_of(j, struct gate, job)->open);
+}
+
+/* Lookups that the store does not answer in time are refused, and leave room for others. */
+static void test_lookups_that_wait_too_long(void **state)
+{
+	struct gate gate;
+
+	sem_init(&gate.open, 0, 0);
+	rig.s.store->cfg.peer_timeout_ns = DRAY_NS_PER_MS;
+	put(0, MIB);
+	put(1, 100);
+	/* as if the disk did not answer */
+	dray_jobs_add(rig.s.store->jobs, &gate.job, wait_at_gate, NULL);
+	for (unsigned i = 0; i < 64; i++)
+		ask(PEER, "kv", "t", 1, 0, 1, 0);
+	for (unsigned i = 0; rig.answers < 64 && i < 1000; i++)
+		assert_true(sd_event_run(rig.s.event, 10000) >= 0);
+	sem_post(&gate.open);
+	assert_int_equal(rig.answers, 64);
+	assert_int_equal(rig.code, DRAY_E_BUSY);
+	while (store_lent_bytes(rig.s.store))
+		assert_true(sd_event_run(rig.s.event, UINT64_MAX) >= 0);
+	look_up(PEER, 1, 2, 0);
+	assert_int_equal(rig.found[0].answer, PMSG_STORE_ANSWER_FOUND);
+	sem_destroy(&gate.open);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -831,6 +868,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_keys_gone, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_segment_leaves, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_peer_is_gone, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_lookups_that_wait_too_long, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_end, set_up, tear_down),
 	};
 

@@ -46,7 +46,7 @@ struct loan {
 	struct store_loan *objects;
 	struct grant_view grant; /* o.handle 0: the lookup is not answered yet */
 	struct ranges *ranges;
-	struct dray_heap_node expiry;
+	struct dray_heap_node expiry; /* of the lease, and of the lookup before */
 	bool ending;
 	bool exposed; /* the peer has keys */
 	bool dropped,
@@ -133,21 +133,31 @@ static void loan_end(struct loan *l, bool fenced)
 		return;
 	}
 	l->ending = true;
+	timers_set(&x->expiry, &l->expiry, INT64_MAX);
 	/* it counts until the store has let go of the objects: ready() follows */
 	if (!l->grant.o.handle) {
 		store_loan_stop(l->objects);
 		return;
 	}
-	timers_set(&x->expiry, &l->expiry, INT64_MAX);
 	pool_drop(x->deps.pool, OBJECT_GRANT, l->grant.o.handle, DRAY_E_REVOKED, false, dropped, l);
 	/* a peer that is gone has queue pairs until exchange_peer_quiet() */
 	if (!l->fenced && !l->borrower->gone)
 		peers_fence(x->deps.peers, l->borrower->peer, l->grant.o.handle, DRAY_E_REVOKED);
 }
 
+/* A lease ends, or a lookup has waited for as long as an agent does: the peer waits for it no longer, and cannot release it. */
 static void expired(struct dray_heap_node *node, int64_t now)
 {
-	loan_end(dray_container_of(node, struct loan, expiry), false);
+	struct loan *l = dray_container_of(node, struct loan, expiry);
+	struct peers *peers = l->x->deps.peers;
+	dray_handle peer = l->borrower->peer;
+	uint64_t id = l->request_id;
+	bool answered = l->grant.o.handle;
+
+	loan_end(l, false);
+	if (!answered)
+		peers_refuse(peers, peer, id, DRAY_E_BUSY,
+			     "the objects were not read from disk in time");
 }
 
 /*
@@ -350,8 +360,12 @@ static int loan_new(struct exchange *x, dray_handle peer, uint64_t request_id,
 	b->asked = true;
 	b->n++;
 	x->n_loans++;
-	r = store_lend(x->deps.store, &who, keys, l->n, hold, room_of(x, b, hold), ready, l,
-		       &l->objects, reterr);
+	r = timers_reserve(&x->expiry, x->n_loans);
+	if (r < 0)
+		dray_err_set(reterr, r, DRAY_E_NO_MEMORY, "no memory for a lookup");
+	else
+		r = store_lend(x->deps.store, &who, keys, l->n, hold, room_of(x, b, hold), ready, l,
+			       &l->objects, reterr);
 	if (r < 0) {
 		loan_free(l);
 		return r;
@@ -359,6 +373,9 @@ static int loan_new(struct exchange *x, dray_handle peer, uint64_t request_id,
 	count(l, store_loan_bytes(l->objects));
 	if (r)
 		answer(l);
+	else
+		timers_set(&x->expiry, &l->expiry,
+			   dray_now().ns + store_peer_timeout_ns(x->deps.store));
 	return 0;
 }
 
