@@ -145,6 +145,19 @@ bool budget_try(struct budget_account *a, enum resource r, uint64_t n)
 
 int budget_check(struct budget_account *a, enum resource r, uint64_t n, struct dray_err *reterr)
 {
+bool budget_restore(struct budget_account *a, enum resource r, uint64_t n)
+{
+	struct budget *b = &a->all->of[r];
+	uint64_t all = atomic_fetch_add_explicit(&b->used, n, memory_order_relaxed);
+	uint64_t own = atomic_fetch_add_explicit(&a->of[r].used, n, memory_order_relaxed);
+	uint64_t owner_max = load(&b->owner_max);
+
+	if (n <= minus(load(&b->max), all) && (!owner_max || n <= minus(owner_max, own)))
+		return true;
+	budget_put(a, r, n);
+	return false;
+}
+
 	uint64_t own = load(&a->of[r].used), all = load(&a->all->of[r].used);
 
 	return fits(&a->all->of[r], own, all, n) ? 0 : budget_refuse(a, r, own, all, n, reterr);

@@ -73,6 +73,8 @@ int budget_take(struct budget_account *a, enum resource r, uint64_t n, struct dr
 /* The same for a caller that can make room: false is not counted as a refusal. */
 bool budget_try(struct budget_account *a, enum resource r, uint64_t n);
 /* 0 if there is room for n more now, else -errno with reterr. */
+/* The same for what the owner had before: half of what the others leave is no limit. */
+bool budget_restore(struct budget_account *a, enum resource r, uint64_t n);
 int budget_check(struct budget_account *a, enum resource r, uint64_t n, struct dray_err *reterr);
 /* The same text and counts for a caller that counts the resource itself: own of all are in use. */
 int budget_refuse(struct budget_account *a, enum resource r, uint64_t own, uint64_t all, uint64_t n,

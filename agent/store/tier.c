@@ -119,6 +119,16 @@ static bool take_room(struct store_object *o)
 			   disk_blocks(o->policy.bytes), &err) == 0;
 }
 
+/*
+ * The same for an object that was on disk before the start. The shares of owners depend on what the others have, and that comes one after
+ * the other: an owner that is above its own evicts when it writes.
+ */
+static bool restore_room(struct store_object *o)
+{
+	return budget_restore(&o->member->account->budget, RESOURCE_STORE_DISK_BYTES,
+			      disk_blocks(o->policy.bytes));
+}
+
 void tier_return_room(struct store_object *o)
 {
 	budget_put(&o->member->account->budget, RESOURCE_STORE_DISK_BYTES,
@@ -340,68 +350,112 @@ static void state_changed(void *arg, enum disk_state state, const struct dray_er
 		s->cfg.disk.state_changed(s->cfg.disk.arg, state, why);
 }
 
-static struct store_member *member_found(struct store *s, const struct name *n)
+/* 0 or -ENOMEM. NULL: its owner may not use the name space. */
+static int member_found(struct store *s, const struct name *n, struct store_member **ret)
 {
 	char tenant[DISK_KEY_MAX];
 	struct owner_account *a;
-	struct store_member *m;
+	struct dray_err err = DRAY_ERR_NULL;
 
+	*ret = NULL;
+	if (n->space.n &&
+	    store_may_use(s, &(struct store_asker){ n->space, n->tenant, n->uid }, &err) < 0)
+		return 0;
 	memcpy(tenant, n->tenant.p, n->tenant.n);
 	tenant[n->tenant.n] = '\0';
 	a = s->cfg.disk.account(s->cfg.disk.arg, tenant, n->uid);
 	if (!a)
-		return NULL;
-	m = store_member_get(s, a, n->space);
+		return -ENOMEM;
+	*ret = store_member_get(s, a, n->space);
 	s->cfg.release(a);
-	return m;
+	return *ret ? 0 : -ENOMEM;
 }
 
-/* An object that is on disk only. NULL: it is unwanted. */
-static struct store_object *object_found(struct store_member *m, struct store_key key,
-					 uint64_t bytes, float cost)
+/*
+ * What is on disk is found of an object that is there already: a copy that has come from another agent is no mere copy any more. False: it
+ * is removed there.
+ */
+static bool is_found_of(struct store_object *o, uint64_t bytes)
+{
+	/* a PUT that goes to another agent is newer */
+	if (!o->copy || o->forwards)
+		return false;
+	if (o->policy.bytes != bytes || !restore_room(o)) {
+		/* it is written instead */
+		item_own(o);
+		return false;
+	}
+	o->copy = 0;
+	count_unsaved(o, true);
+	tier_count(o, true);
+	return true;
+}
+
+/* An object that is on disk only. -ENOMEM, or 0; then NULL: it exceeds its owner's limit. */
+static int object_add(struct store_member *m, struct store_key key, uint64_t bytes, float cost,
+		      struct store_object **ret)
 {
 	struct store_space *sp = m->space;
-	struct store_object *o;
+	struct store_object *o = index_room(sp) ? item_new(sp->store, key) : NULL;
 
-	if (item_find(sp, key) || is_newer(sp, key) || !index_room(sp))
-		return NULL;
-	o = item_new(sp->store, key);
 	if (!o)
-		return NULL;
+		return -ENOMEM;
 	o->member = m;
 	o->state = OBJECT_LIVE;
 	o->policy.bytes = bytes;
 	o->policy.cost = cost;
 	o->policy.tag = item_hash(sp, key);
-	if (!take_room(o)) {
+	if (!restore_room(o)) {
 		item_dealloc(sp->store, o);
-		return NULL;
+		return 0;
 	}
 	if (item_enter(o) < 0) {
 		tier_return_room(o);
 		item_dealloc(sp->store, o);
-		return NULL;
+		return -ENOMEM;
 	}
 	m->refs++;
 	item_list(o);
 	tier_count(o, true);
-	return o;
+	*ret = o;
+	return 0;
 }
 
-static struct disk_object *found(void *arg, const void *key, uint32_t n, uint64_t bytes, float cost)
+/* 0 or -ENOMEM. NULL: it is unwanted. */
+static int object_found(struct store *s, const struct name *n, uint64_t bytes, float cost,
+			struct store_object **ret)
 {
-	struct store *s = arg;
 	struct store_member *m;
 	struct store_object *o;
-	struct name name;
+	int r = member_found(s, n, &m);
 
+	if (!m || is_newer(m->space, n->key))
+		return r;
+	o = item_find(m->space, n->key);
+	if (!o)
+		return object_add(m, n->key, bytes, cost, ret);
+	if (is_found_of(o, bytes))
+		*ret = o;
+	return 0;
+}
+
+static int found(void *arg, const void *key, uint32_t n, uint64_t bytes, float cost,
+		 struct disk_object **ret)
+{
+	struct store *s = arg;
+	struct store_object *o = NULL;
+	struct name name;
+	int r;
+
+	*ret = NULL;
 	if (!key_parse(key, n, &name))
-		return NULL;
+		return 0;
 	pthread_mutex_lock(&s->lock);
-	m = member_found(s, &name);
-	o = m ? object_found(m, name.key, bytes, cost) : NULL;
+	r = object_found(s, &name, bytes, cost, &o);
 	pthread_mutex_unlock(&s->lock);
-	return o ? &disk_part(o)->at : NULL;
+	if (o)
+		*ret = &disk_part(o)->at;
+	return r;
 }
 
 int tier_new(struct store *s, struct dray_err *reterr)

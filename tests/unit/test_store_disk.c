@@ -44,6 +44,7 @@ static struct rig {
 	unsigned found, strange; /* strange: found under a key that is no item's */
 	enum disk_state state;
 	char why[DRAY_ERR_MSG_MAX];
+	bool no_memory;   /* for what is found */
 	unsigned crowded; /* calls */
 	uint64_t removals_when_crowded;
 } rig;
@@ -147,17 +148,22 @@ static void turn(void)
 	assert_true(sd_event_run(rig.event, 60 * DRAY_NS_PER_SEC / 1000) > 0);
 }
 
-static struct disk_object *found(void *arg, const void *key, uint32_t n, uint64_t bytes, float cost)
+static int found(void *arg, const void *key, uint32_t n, uint64_t bytes, float cost,
+		 struct disk_object **ret)
 {
+	*ret = NULL;
 	for (unsigned i = 0; i < N; i++)
 		if (n == strlen(rig.items[i].key) && !memcmp(key, rig.items[i].key, n)) {
 			rig.items[i].bytes = (uint32_t)bytes;
 			rig.items[i].version = (unsigned)cost;
 			rig.found++;
-			return &rig.items[i].object;
+			if (rig.no_memory)
+				return -ENOMEM;
+			*ret = &rig.items[i].object;
+			return 0;
 		}
 	rig.strange++;
-	return NULL;
+	return 0;
 }
 
 static int open_disk(struct dray_err *reterr)
@@ -1383,6 +1389,25 @@ static void test_kill(void **state)
 
 #define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
 
+/* What there is no memory for stays on disk. */
+static void test_no_memory_at_the_start(void **state)
+{
+	assert_int_equal(put(0, 1, 5000), DISK_OK);
+	rig.no_memory = true;
+	restart();
+	rig.no_memory = false;
+	/* its segment stays, too */
+	assert_int_equal(put(1, 1, 5000), DISK_OK);
+	begin_drop(1);
+	assert_int_equal(finish(1), DISK_OK);
+	restart();
+	assert_int_equal(rig.found, 1);
+	rig.items[0].version = 1;
+	rig.items[0].bytes = 5000;
+	assert_int_equal(get(0), DISK_OK);
+	assert_true(right(0));
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -1438,6 +1463,7 @@ int main(void)
 		TEST(test_another_folder_after_an_error),
 		TEST(test_close_while_rows_are_taken),
 		TEST(test_close_beside_a_call_that_does_not_return),
+		TEST(test_no_memory_at_the_start),
 		TEST(test_kill),
 	};
 

@@ -80,6 +80,7 @@ static struct rig {
 	struct store_member *member;
 	uint64_t disk_bytes;
 	bool write_back;
+	bool derived; /* the shares of owners are those that others leave */
 } rig;
 
 static void count_nothing(struct owner_account *a)
@@ -110,6 +111,7 @@ static void start(void)
 		.segment_size = 2 * MIB,
 		.policy = POLICY_LRU,
 		.evict = true,
+		.keep_copies = true,
 		.retry_ms = 1,
 		.spaces = spaces,
 		.n_spaces = DRAY_ARRAY_SIZE(spaces),
@@ -124,10 +126,11 @@ static void start(void)
 			  .fault = fault },
 	};
 
+	memset(&rig.budgets, 0, sizeof(rig.budgets));
 	for (unsigned i = 0; i < RESOURCE_N; i++)
 		rig.budgets.of[i].max = rig.budgets.of[i].owner_max = OWNER_BYTES;
 	rig.budgets.of[RESOURCE_STORE_DISK_BYTES].max = rig.disk_bytes;
-	rig.budgets.of[RESOURCE_STORE_DISK_BYTES].owner_max = rig.disk_bytes;
+	rig.budgets.of[RESOURCE_STORE_DISK_BYTES].owner_max = rig.derived ? 0 : rig.disk_bytes;
 	budget_account_init(&rig.account.budget, &rig.budgets, "t", 0);
 	budget_account_init(&rig.other.budget, &rig.budgets, "t", 1);
 	if (store_new(&rig.store, &cfg, &e) < 0)
@@ -647,6 +650,70 @@ static void test_keys_that_change_before_the_folder_is_read(void **state)
 	assert_int_equal(store_totals(rig.store).disk_objects, 2);
 }
 
+/* A copy of an object that is on disk already does not take its place there. */
+static void test_copies_before_the_folder_is_read(void **state)
+{
+	struct store_arrivals *a;
+	struct store_object *o;
+	struct store_get g[2];
+	char text[16];
+
+	put(0, 5000);
+	put(1, 5000);
+	settle();
+	start_without_folder();
+	a = store_arrivals_new(rig.store, 2);
+	for (unsigned k = 0; k < 2; k++) {
+		/* the second one differs, so that its bytes come to the disk again */
+		assert_int_equal(store_copy_begin(rig.member, key_of(text, k), 5000 + k, 1, false,
+						  &o),
+				 DMSG_STORE_STATUS_OK);
+		store_arrivals_add(a, o, 0, 0, &g[k]);
+	}
+	store_arrive(a);
+	for (unsigned k = 0; k < 2; k++)
+		store_get_end(&g[k]);
+	folder_comes();
+	assert_int_equal(store_totals(rig.store).disk_objects, 1);
+	assert_int_equal(store_totals(rig.store).unsaved_objects, 1);
+	while (store_flush(rig.store))
+		turn();
+	leave_memory();
+	stop();
+	start();
+	assert_true(exists(0) && exists(1));
+}
+
+/* Owners have half of what others leave: nobody loses what it had before the start. */
+static void test_shares_at_the_start(void **state)
+{
+	struct dray_err e = DRAY_ERR_NULL;
+
+	rig.derived = true;
+	stop();
+	start();
+	for (unsigned k = 0; k < 8; k++) {
+		put(k, 4 * MIB - DISK_BLOCK);
+		settle();
+	}
+	leave_memory();
+	store_user_free(rig.user);
+	rig.user = store_user_new(rig.store, &rig.other, &e);
+	rig.member = store_join(rig.user, (struct dray_str){ "", 0 }, &e);
+	for (unsigned k = 0; k < 4; k++)
+		put(k, 4 * MIB - DISK_BLOCK);
+	settle();
+	assert_int_equal(store_totals(rig.store).disk_objects, 12);
+	stop();
+	start();
+	assert_int_equal(store_totals(rig.store).disk_objects, 12);
+	stop();
+	/* the agent's limit holds */
+	rig.disk_bytes = 16 * MIB;
+	start();
+	assert_int_equal(store_totals(rig.store).disk_objects, 4);
+}
+
 /* --- the end ------------------------------------------------------------------------------------------- */
 
 /* A call looks at a part of the index; there may be nothing to wait for. */
@@ -1099,6 +1166,8 @@ int main(void)
 		TEST(test_counts_by_tier),
 		TEST(test_no_memory_for_works),
 		TEST(test_puts_elsewhere_before_the_folder_is_read),
+		TEST(test_copies_before_the_folder_is_read),
+		TEST(test_shares_at_the_start),
 		TEST(test_writes_do_not_wait_for_commits),
 		TEST(test_flush),
 		TEST(test_flush_to_a_disk_that_fails),

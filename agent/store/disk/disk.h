@@ -118,9 +118,12 @@ struct disk_config {
 
 #define DISK_THREADS_MAX 16
 
-/* Each object that is found, at the start or when the folder can be read. Returns the object that is to be filled; NULL: it is removed from the disk later. */
-typedef struct disk_object *(*disk_found_fn)(void *arg, const void *key, uint32_t key_bytes,
-					     uint64_t bytes, float cost);
+/*
+ * Each object that is found, at the start or when the folder can be read. 0 with the object that is to be filled, or with NULL: it is
+ * removed from the disk later. -ENOMEM: nobody has it until the next start.
+ */
+typedef int (*disk_found_fn)(void *arg, const void *key, uint32_t key_bytes, uint64_t bytes,
+			     float cost, struct disk_object **ret);
 
 /*
  * Opens or makes the tier, and reports what is there. Blocks for some microseconds an object, so it is called at start

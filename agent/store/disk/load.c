@@ -267,6 +267,7 @@ static void take_row(struct disk *d, const struct index_row *row)
 	const struct load_file *f = find(d->load, row->segment);
 	struct disk_segment *s = f ? f->segment : NULL;
 	struct disk_object *o = NULL;
+	int r;
 
 	/* What is written from now on is newer than each row, also if the segment of a row is missing. */
 	if (row->segment <= UINT32_MAX / 2)
@@ -275,15 +276,18 @@ static void take_row(struct disk *d, const struct index_row *row)
 		remove_row(d, row, NULL);
 		return;
 	}
-	o = d->found(d->found_arg, row->key, row->key_bytes, row->bytes, row->cost);
-	if (!o) {
+	r = d->found(d->found_arg, row->key, row->key_bytes, row->bytes, row->cost, &o);
+	if (!r && !o) {
 		remove_row(d, row, s);
 		return;
 	}
-	*o = (struct disk_object){ s, row->offset, row->bytes, row->crc };
+	/* without memory, too, so that the segment stays for the next start */
 	s->objects++;
-	d->info.objects++;
 	d->info.bytes += disk_blocks(row->bytes);
+	if (r < 0)
+		return;
+	*o = (struct disk_object){ s, row->offset, row->bytes, row->crc };
+	d->info.objects++;
 }
 
 /* The files become segments. 0 or -ENOMEM, and then none has. */
