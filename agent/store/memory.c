@@ -307,7 +307,7 @@ static void populate(struct dray_job *j)
 	struct store *s = g->store;
 	bool leaves, followed = s->follower.added, huge = true;
 
-	for (uint64_t at = 0, n; at < g->part.bytes && !g->leaving; at += n) {
+	for (uint64_t at = 0, n; at < g->part.bytes && !g->leaving && !s->ending; at += n) {
 		n = dray_min(POPULATE_STEP, g->part.bytes - at);
 		huge = huge && dray_populate_huge(g->part.base + at, n);
 		/* without memory the copy faults, and its transfer ends with an error */

@@ -92,12 +92,13 @@ static void space_free(struct store_space *sp)
 
 static bool end(struct store *s)
 {
-	/* the thread does not wait for anything, and ends */
+	/* the thread does not wait for anything, and ends; else it uses the store until the process ends */
 	s->ending = true;
-	if (s->jobs)
-		jobs_free(s->jobs);
-	loans_free(s);
+	if (!jobs_free(s->jobs))
+		return false;
+	/* what the disk has stays there from now on, and no job is queued */
 	s->closing = true;
+	loans_free(s);
 	if (!tier_free(s))
 		return false;
 	dray_list_for_each(&s->spaces, sp, struct store_space, link)
@@ -116,8 +117,9 @@ bool store_free(struct store *s)
 	struct changes *changes = s ? dray_take(s->changes) : NULL;
 	bool ended = !s || end(s);
 
-	/* the jobs may have had its wake-up */
-	free(changes);
+	/* the jobs may have had its wake-up, and still have it if they go on */
+	if (ended)
+		free(changes);
 	return ended;
 }
 

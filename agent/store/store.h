@@ -74,8 +74,8 @@ struct store_config {
 /* Reads the index of the disk tier, which blocks for some microseconds an object. 0 or -errno with reterr. */
 int store_new(struct store **ret, const struct store_config *cfg, struct dray_err *reterr);
 /*
- * After the workers have ended. NULL is allowed. False: a call of the disk does not return, and its thread keeps what it may
- * use until the process ends.
+ * After the workers have ended. NULL is allowed. False: a call of the disk or one for memory does not return, and its thread keeps
+ * what it may use until the process ends.
  */
 bool store_free(struct store *s);
 

@@ -79,7 +79,7 @@ static struct rig {
 	struct store_user *user;
 	struct store_member *member;
 	uint64_t disk_bytes;
-	bool write_back;
+	bool write_back, lend;
 	bool derived; /* the shares of owners are those that others leave */
 } rig;
 
@@ -112,6 +112,7 @@ static void start(void)
 		.policy = POLICY_LRU,
 		.evict = true,
 		.keep_copies = true,
+		.lend = rig.lend,
 		.retry_ms = 1,
 		.spaces = spaces,
 		.n_spaces = DRAY_ARRAY_SIZE(spaces),
@@ -716,6 +717,28 @@ static void test_shares_at_the_start(void **state)
 
 /* --- the end ------------------------------------------------------------------------------------------- */
 
+/* An object that another agent still holds when the store ends. */
+static void test_loan_at_the_end(void **state)
+{
+	struct dray_err e = DRAY_ERR_NULL;
+	struct store_asker who = { { "shared", 6 }, { "t", 1 }, 0 };
+	struct store_loan *l;
+	char text[16];
+	struct store_key key = key_of(text, 0);
+
+	stop();
+	rig.lend = true;
+	start();
+	rig.member = store_join(rig.user, (struct dray_str){ "shared", 6 }, &e);
+	put(0, 100);
+	settle();
+	assert_int_equal(store_lend(rig.store, &who, &key, 1, false, MIB, NULL, NULL, &l, &e), 1);
+	drop(0);
+	/* its removal is queued by the end alone */
+	while (sd_event_run(rig.event, 0) > 0)
+		;
+}
+
 /* A call looks at a part of the index; there may be nothing to wait for. */
 static void flush(void)
 {
@@ -1168,6 +1191,7 @@ int main(void)
 		TEST(test_puts_elsewhere_before_the_folder_is_read),
 		TEST(test_copies_before_the_folder_is_read),
 		TEST(test_shares_at_the_start),
+		TEST(test_loan_at_the_end),
 		TEST(test_writes_do_not_wait_for_commits),
 		TEST(test_flush),
 		TEST(test_flush_to_a_disk_that_fails),
