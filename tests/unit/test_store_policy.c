@@ -126,6 +126,51 @@ static void test_random_calls(void **state)
 	}
 }
 
+/* Holds the next victims, and gives them back. */
+static void look(void)
+{
+	struct policy_entry *looked[16], *e;
+	unsigned n = 0;
+
+	while (n < 16 && (e = policy_victim(policy))) {
+		policy_hold(policy, e);
+		looked[n++] = e;
+	}
+	while (n)
+		policy_return(policy, looked[--n]);
+}
+
+/* An object that was used often, and is not any more, gives way to others, also if it is looked at as one of the next victims. */
+static void test_objects_that_are_looked_at_age(void **state)
+{
+	for (enum policy_kind kind = 0; kind < POLICY_KIND_N; kind++) {
+		int v = -1;
+
+		/* it has no ageing but for the last uses */
+		if (kind == POLICY_SCORE)
+			continue;
+		make(kind, N / 2);
+		add(0, 1, 1);
+		use(0, 20);
+		for (unsigned step = 0; v && step < 1000; step++) {
+			/* the one that was evicted comes back as another one */
+			unsigned i = step + 1;
+
+			if (i >= N / 2) {
+				v = evict();
+				i = (unsigned)v;
+			}
+			if (!v)
+				break;
+			assert_int_equal(policy_add(policy, &entries[i], 1, 1, N + step), 0);
+			use(i, 2);
+			look();
+		}
+		assert_int_equal(v, 0);
+		teardown(NULL);
+	}
+}
+
 static void test_names_differ(void **state)
 {
 	for (enum policy_kind a = 0; a < POLICY_KIND_N; a++)
@@ -381,6 +426,7 @@ int main(void)
 		cmocka_unit_test_teardown(test_each_object_is_evicted_once, teardown),
 		cmocka_unit_test_teardown(test_held_objects_are_no_victims, teardown),
 		cmocka_unit_test_teardown(test_random_calls, teardown),
+		cmocka_unit_test_teardown(test_objects_that_are_looked_at_age, teardown),
 		cmocka_unit_test(test_names_differ),
 		cmocka_unit_test_teardown(test_lru, teardown),
 		cmocka_unit_test_teardown(test_s3fifo, teardown),

@@ -17,7 +17,7 @@ static double value(struct policy *p, const struct policy_entry *e)
 
 static void enter(struct policy *p, struct policy_entry *e, bool first)
 {
-	policy_heap_set(p, e, value(p, e));
+	policy_heap_set(p, e, first ? policy_heap_key(e) : value(p, e));
 }
 
 static void use(struct policy *p, struct policy_entry *e)

@@ -61,6 +61,10 @@ static void enter_heap(struct policy *p, struct policy_entry *e)
 
 static void enter(struct policy *p, struct policy_entry *e, bool first)
 {
+	if (e->queue == PROVED && first) {
+		policy_heap_set(p, e, policy_heap_key(e));
+		return;
+	}
 	if (e->queue == PROVED) {
 		enter_heap(p, e);
 		return;
