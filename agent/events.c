@@ -15,9 +15,11 @@
 #include "agent/model/mooncake_message.h"
 #include "agent/store/store.h"
 #include "lib/log.h"
+#include "lib/time.h"
 
-/* Events handled before the event loop serves other sources. */
+/* Events handled, and the time after which no further one is, before the event loop serves other sources. */
 #define EVENTS_PER_TURN 512
+#define TURN_NS DRAY_NS_PER_MS
 
 /* n: lines about the session and its uid that were dropped before this one. */
 static void log_dropped(const char *component, dray_handle session, uint32_t n)
@@ -146,13 +148,15 @@ int agent_pump_events(sd_event_source *source, int fd, uint32_t revents, void *a
 {
 	struct agent *a = arg;
 	struct event ev;
+	int64_t end = dray_now().ns + TURN_NS;
 
 	for (unsigned i = 0; i < a->pool.n; i++) {
 		if (source != a->worker_events[i])
 			continue;
 		/* the descriptor stays readable until the ring is empty, so the loop calls again for the rest */
-		for (unsigned n = 0;
-		     n < EVENTS_PER_TURN && worker_next_event(a->pool.workers[i], &ev); n++)
+		for (unsigned n = 0; n < EVENTS_PER_TURN && dray_now().ns < end &&
+				     worker_next_event(a->pool.workers[i], &ev);
+		     n++)
 			handle_event(a, i, &ev);
 	}
 	return 0;
