@@ -38,6 +38,8 @@ static const struct {
 	[RESOURCE_STORE_HELD_BYTES] = { "store_held_bytes",
 					"bytes of objects pinned or read in place", "release some",
 					DRAY_E_BUSY },
+	[RESOURCE_STORE_HOLDS] = { "store_holds", "pins, and leases of objects read in place",
+				   "release some", DRAY_E_BUSY },
 };
 
 const char *resource_name(enum resource r)
@@ -143,8 +145,6 @@ bool budget_try(struct budget_account *a, enum resource r, uint64_t n)
 	return take(a, r, n, &own, &all);
 }
 
-int budget_check(struct budget_account *a, enum resource r, uint64_t n, struct dray_err *reterr)
-{
 bool budget_restore(struct budget_account *a, enum resource r, uint64_t n)
 {
 	struct budget *b = &a->all->of[r];
@@ -158,6 +158,8 @@ bool budget_restore(struct budget_account *a, enum resource r, uint64_t n)
 	return false;
 }
 
+int budget_check(struct budget_account *a, enum resource r, uint64_t n, struct dray_err *reterr)
+{
 	uint64_t own = load(&a->of[r].used), all = load(&a->all->of[r].used);
 
 	return fits(&a->all->of[r], own, all, n) ? 0 : budget_refuse(a, r, own, all, n, reterr);

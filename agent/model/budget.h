@@ -32,7 +32,8 @@
 	X(HINTS, hints)                         \
 	X(STORE_BYTES, store_bytes)             \
 	X(STORE_DISK_BYTES, store_disk_bytes)   \
-	X(STORE_HELD_BYTES, store_held_bytes)
+	X(STORE_HELD_BYTES, store_held_bytes)   \
+	X(STORE_HOLDS, store_holds)
 
 enum resource {
 #define RESOURCE_ENUM(name, key) RESOURCE_##name,
@@ -72,9 +73,9 @@ void budget_account_init(struct budget_account *a, struct budgets *all, const ch
 int budget_take(struct budget_account *a, enum resource r, uint64_t n, struct dray_err *reterr);
 /* The same for a caller that can make room: false is not counted as a refusal. */
 bool budget_try(struct budget_account *a, enum resource r, uint64_t n);
-/* 0 if there is room for n more now, else -errno with reterr. */
 /* The same for what the owner had before: half of what the others leave is no limit. */
 bool budget_restore(struct budget_account *a, enum resource r, uint64_t n);
+/* 0 if there is room for n more now, else -errno with reterr. */
 int budget_check(struct budget_account *a, enum resource r, uint64_t n, struct dray_err *reterr);
 /* The same text and counts for a caller that counts the resource itself: own of all are in use. */
 int budget_refuse(struct budget_account *a, enum resource r, uint64_t own, uint64_t all, uint64_t n,

@@ -8,16 +8,30 @@
 #include "agent/store/internal.h"
 #include "schema/gen/errors.h"
 
-/* NULL: the owner's share of held bytes is used up, or there is no memory. */
-static struct hold *hold_new(struct store_user *u, struct store_object *o)
+/* Holds that a session which ends loses at once, so that others get the lock meanwhile. */
+#define FREED_AT_ONCE 1024
+
+static bool charge(struct budget_account *a, uint64_t bytes)
 {
 	struct dray_err err = DRAY_ERR_NULL;
+
+	if (budget_take(a, RESOURCE_STORE_HOLDS, 1, &err) < 0)
+		return false;
+	if (budget_take(a, RESOURCE_STORE_HELD_BYTES, bytes, &err) == 0)
+		return true;
+	budget_put(a, RESOURCE_STORE_HOLDS, 1);
+	return false;
+}
+
+/* NULL: the owner's share of held bytes or of holds is used up, or there is no memory. */
+static struct hold *hold_new(struct store_user *u, struct store_object *o)
+{
 	struct hold *h = calloc(1, sizeof(*h));
 
 	if (!h)
 		return NULL;
 	h->bytes = room(o->policy.bytes);
-	if (budget_take(&u->account->budget, RESOURCE_STORE_HELD_BYTES, h->bytes, &err) < 0) {
+	if (!charge(&u->account->budget, h->bytes)) {
 		free(h);
 		return NULL;
 	}
@@ -34,6 +48,7 @@ static void hold_free(struct hold *h)
 	struct store_user *u = h->user;
 
 	budget_put(&u->account->budget, RESOURCE_STORE_HELD_BYTES, h->bytes);
+	budget_put(&u->account->budget, RESOURCE_STORE_HOLDS, 1);
 	u->store->totals.held_bytes -= h->bytes;
 	dray_list_del(&h->link);
 	dray_map_del(&u->pins, &h->by_key);
@@ -70,13 +85,28 @@ struct store_user *store_user_new(struct store *s, struct owner_account *account
 	return u;
 }
 
+/* False: there are more. */
+static bool free_holds(struct store_user *u)
+{
+	unsigned n = 0;
+
+	pthread_mutex_lock(&u->store->lock);
+	dray_list_for_each(&u->holds, h, struct hold, link) {
+		if (n++ == FREED_AT_ONCE)
+			break;
+		hold_free(h);
+	}
+	pthread_mutex_unlock(&u->store->lock);
+	return n <= FREED_AT_ONCE;
+}
+
 void store_user_free(struct store_user *u)
 {
 	if (!u)
 		return;
+	while (!free_holds(u))
+		;
 	pthread_mutex_lock(&u->store->lock);
-	dray_list_for_each(&u->holds, h, struct hold, link)
-		hold_free(h);
 	for (uint32_t i = 0; u->files && i < u->store->n_slots; i++) {
 		struct segment *g = u->store->slots[i];
 

@@ -292,6 +292,8 @@ enum dray_config_key_id {
 	DRAY_CONFIG_KEY_LIMITS_STORE_DISK_BYTES_PER_OWNER,
 	DRAY_CONFIG_KEY_LIMITS_STORE_HELD_BYTES,
 	DRAY_CONFIG_KEY_LIMITS_STORE_HELD_BYTES_PER_OWNER,
+	DRAY_CONFIG_KEY_LIMITS_STORE_HOLDS,
+	DRAY_CONFIG_KEY_LIMITS_STORE_HOLDS_PER_OWNER,
 	DRAY_CONFIG_KEY_LIMITS_LETTERS_PER_MAILBOX,
 	DRAY_CONFIG_KEY_LIMITS_LETTER_BYTES,
 	DRAY_CONFIG_KEY_LIMITS_PEERS,
@@ -1100,6 +1102,16 @@ struct dray_config {
 		 * limits.store_held_bytes.
 		 */
 		int64_t store_held_bytes_per_owner;
+		/*
+		 * Pins, and leases of objects that clients read in place; each READ of an object is
+		 * one more. The agent needs 140 bytes for each.
+		 */
+		int64_t store_holds;
+		/*
+		 * The same of one owner; 0: half of what the other owners leave of
+		 * limits.store_holds.
+		 */
+		int64_t store_holds_per_owner;
 		/*
 		 * Letters in one mailbox that its owner has not read; a change applies to new
 		 * mailboxes. The clients of one agent fill at most half of a mailbox, and one uid

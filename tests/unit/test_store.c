@@ -567,6 +567,39 @@ static void test_preferences(void **state)
 	store_rig_end(&rig);
 }
 
+/* Each READ of an object is one more hold. */
+static void test_holds_are_bounded(void **state)
+{
+	enum { HOLDS = 3000 };
+	struct store *s = store_make(POLICY_LRU, true);
+	struct budget *all = &rig.budgets.of[RESOURCE_STORE_HOLDS];
+	struct dmsg_store_result r;
+	struct dmsg_store_place place;
+	struct store_files files;
+	struct store_member *m;
+	char text[16];
+	struct store_key key = key_of(text, 0);
+
+	(void)state;
+	store_rig_user(&rig);
+	m = store_rig_join(&rig, "");
+	put_at(m, 0, 1);
+	all->owner_max = HOLDS;
+	for (unsigned i = 0; i <= HOLDS; i++) {
+		store_read(rig.user, m, &key, 1, &place, &files);
+		for (unsigned k = 0; k < files.n; k++)
+			close(files.fd[k]);
+		assert_int_equal(place.status,
+				 i < HOLDS ? DMSG_STORE_STATUS_OK : DMSG_STORE_STATUS_BUSY);
+	}
+	store_pin(rig.user, m, &key, 1, &r);
+	assert_int_equal(r.status, DMSG_STORE_STATUS_BUSY);
+	store_user_free(dray_take(rig.user));
+	assert_int_equal(all->used, 0);
+	assert_int_equal(store_totals(s).held_bytes, 0);
+	store_rig_end(&rig);
+}
+
 enum keeping { KEEP_BY_LEASE, KEEP_BY_PIN, KEEP_BY_NUMBER, KEEPING_N };
 
 static struct store_key put_bytes(struct store_member *m, char *text, unsigned k, uint64_t bytes)
@@ -682,6 +715,7 @@ int main(void)
 		cmocka_unit_test(test_forward_preferred),
 		cmocka_unit_test(test_preferences),
 		cmocka_unit_test(test_memory_that_is_kept),
+		cmocka_unit_test(test_holds_are_bounded),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
