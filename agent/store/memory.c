@@ -489,6 +489,18 @@ static uint64_t keep_limit(const struct store *s, const struct owner_account *a)
 	return (share + share / 8 + s->slot_bytes - 1) / s->slot_bytes * s->slot_bytes;
 }
 
+/* It will not be cleared: what has become free in it meanwhile can be used. */
+static void open_again(struct segment *g)
+{
+	g->closed = false;
+	for (struct extent *e = g->first; e; e = e->next) {
+		struct free_extent *f = free_of(e);
+
+		if (f && dray_list_empty(&f->link))
+			free_add(g->space, f);
+	}
+}
+
 bool memory_keep(struct segment *g, struct store_member *m)
 {
 	struct store *s = g->store;
@@ -501,7 +513,8 @@ bool memory_keep(struct segment *g, struct store_member *m)
 		s->kept += g->part.bytes;
 		m->refs++;
 		g->keeper = m;
-		g->closed = false;
+		if (g->closed)
+			open_again(g);
 	}
 	g->users++;
 	return true;

@@ -700,6 +700,35 @@ static void test_memory_that_is_kept(void **state)
 	}
 }
 
+/* Room in a segment that was being cleared can be used again when a client keeps the segment. */
+static void test_kept_while_it_is_cleared(void **state)
+{
+	struct store_config cfg = store_rig_config(NULL, 0);
+	struct dray_err err = DRAY_ERR_NULL;
+	struct store_user *u;
+	struct store_member *m;
+	struct segment *g;
+	char text[16];
+
+	(void)state;
+	cfg.bytes = cfg.segment_size;
+	store_rig_make(&rig, cfg);
+	u = store_user_new(rig.store, &rig.accounts[0], &err);
+	m = store_join(u, (struct dray_str){ "", 0 }, &err);
+	for (unsigned k = 0; k < cfg.segment_size / 64; k++)
+		put_bytes(m, text, k, 64);
+	g = memory_clearable(m->space);
+	assert_non_null(g);
+	memory_clear(g);
+	assert_true(memory_keep(g, m));
+	m->space->evictions = 0;
+	put_bytes(m, text, 0, EVICTED_AT_ONCE * 64);
+	assert_int_equal(m->space->evictions, 0);
+	memory_unkeep(g);
+	store_user_free(u);
+	store_rig_end(&rig);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -715,6 +744,7 @@ int main(void)
 		cmocka_unit_test(test_forward_preferred),
 		cmocka_unit_test(test_preferences),
 		cmocka_unit_test(test_memory_that_is_kept),
+		cmocka_unit_test(test_kept_while_it_is_cleared),
 		cmocka_unit_test(test_holds_are_bounded),
 	};
 
