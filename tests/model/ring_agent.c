@@ -143,7 +143,7 @@ bool wsession_read(struct wsession *s)
 	return false;
 }
 
-void wsessions_send_again(struct worker *w)
+void wsessions_again(struct worker *w)
 {
 }
 

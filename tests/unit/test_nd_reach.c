@@ -14,7 +14,7 @@
 #define PORTS_MAX 2
 
 /* routes come from the scan instead of the kernel */
-static const struct nd_source recorded = { "/nowhere" };
+static const struct nd_source recorded = { .root = "/nowhere" };
 
 static struct {
 	struct {
