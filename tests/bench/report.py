@@ -31,7 +31,8 @@ SECTIONS = (
     ("tcp", "Transport tcp, loopback", """\
 Two agents with default settings move memory between two memfds of 1 GiB, in pieces in random order on both sides, so that
 nothing can be merged. The ceiling is `ceiling_tcp`: two processes that send and receive the same pieces between the same memfds
-over as many streams, a thread for each, without requests, answers or frames. The agents, the engine and the kernel's
+over as many streams, a thread for each, without requests, answers or frames. Both use the congestion control `reno`, as dray's agents do within a
+node, whatever the kernel's default is. The agents, the engine and the kernel's
 side of loopback share the processors; on a machine with few of them, that limits the figures. On one with many, the loop has a processor for each of
 its threads, while a session has one thread at each agent.
 
@@ -52,7 +53,7 @@ the time of the former, another one that of a transfer at once after it."""),
 memfds. The ceilings are memcpy in one thread; fio on the same file system, with the same sizes and depth; dray's own transfer of the same
 bytes without a checksum; redis; and Mooncake Store's client, whose segment is in another process. GETs beside dray's transfers and beside redis
 over TCP are those of one C program; those beside Mooncake are Python's on both sides, or C's here, and the processor time is that of all processes
-of a side. fio allocates the blocks of its files before its clock starts, unless it is told not to."""),
+of a side. Mooncake's sockets have the kernel's default congestion control, here `bbr`, and dray's within a node `reno`. fio allocates the blocks of its files before its clock starts, unless it is told not to."""),
     ("rdma", "Transport rdma, Soft-RoCE in the virtual machine", """\
 `make bench-vm`: two agents, and perftest with as many queue pairs and the same messages, over the same rails of one emulated guest
 with two processors. The work of the emulated processors for each packet limits both."""),
