@@ -213,7 +213,11 @@ bool worker_next_event(struct worker *w, struct event *ret)
 		return true;
 	/* looks once more after clearing, so that an event that came in between is not lost */
 	dray_wake_clear(w->event_fd);
-	return dray_spsc_pop(&w->events, ret);
+	if (!dray_spsc_pop(&w->events, ret))
+		return false;
+	/* others may have come with it, and the caller may stop here */
+	dray_wake(w->event_fd);
+	return true;
 }
 
 const struct data_counters *worker_counters(struct worker *w)
