@@ -516,11 +516,15 @@ static void test_session_ends_in_turns(void **state)
 {
 	const unsigned n = 2 * ENDS_PER_TURN + 1;
 	struct lab l = lab_new(state);
+	struct leased last = lease_many(&l, n);
+	dray_handle grant;
+	uint32_t ms;
 
-	lease_many(&l, n);
 	leases_session_gone(&l.counts);
 	assert_int_equal(l.counts.leases, 0);
 	assert_int_equal(n_ends, ENDS_PER_TURN);
+	assert_int_equal(acquire_as(&l, &last, PEER, &grant), DRAY_E_REVOKED);
+	assert_int_equal(lease_renew_local(l.f->regions, last.id, MS, &ms), -ENOENT);
 	end_in_turns(&l, n);
 	/* the session's counts are not used any more */
 	l.counts.ranges = 0;

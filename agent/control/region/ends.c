@@ -2,7 +2,7 @@
 /*
  * The tokens and leases of a region that ends, and the leases of a session that has ended, begin to end in several turns of
  * the loop if they are many: each needs commands to the workers, and its grants messages to peers. Nothing can begin to use
- * a region that is ending, and the workers drop it after its grants.
+ * a region that is ending, or a lease whose session has ended, and the workers drop a region after its grants.
  */
 #include "agent/control/region/internal.h"
 

@@ -239,6 +239,8 @@ void lease_set_outcome(struct token *t, enum dmsg_lease_outcome outcome);
 void lease_holder_gone(struct token *t, enum pmsg_release_how how);
 /* The code for acquisitions after its end. */
 uint32_t lease_dead_code(const struct token *t);
+/* Nobody can import, acquire or renew it any more; it may have yet to end in a later turn. */
+bool token_is_over(const struct token *t);
 /* Begins to end leases in regions->orphans, as many as the turn has room for. */
 void leases_end_orphans(struct regions *r);
 /* Tells its session; nobody accesses it any more. Frees t->lease. */

@@ -52,6 +52,11 @@ void lease_set_outcome(struct token *t, enum dmsg_lease_outcome outcome)
 		t->lease->outcome = (uint8_t)outcome;
 }
 
+bool token_is_over(const struct token *t)
+{
+	return t->revoked || t->region->ending || (t->lease && t->lease->outcome);
+}
+
 uint32_t lease_dead_code(const struct token *t)
 {
 	switch (t->lease->outcome) {
@@ -310,6 +315,7 @@ void leases_session_gone(struct lease_counts *counts)
 		counts->leases--;
 		l->counts = NULL;
 		r = l->token->region->regions;
+		lease_set_outcome(l->token, DMSG_LEASE_OUTCOME_ENDED);
 		dray_list_add(&r->orphans, &l->link);
 	}
 	if (r)
@@ -417,7 +423,7 @@ static int renew(struct token *t, uint32_t ms, uint32_t *ret_ms)
 	struct regions *r = t->region->regions;
 	int64_t ns = (int64_t)ms * DRAY_NS_PER_MS, until;
 
-	if (t->revoked || t->region->ending)
+	if (token_is_over(t))
 		return -ENOENT;
 	if (!ms || ns > t->lease->limit_ns)
 		ns = t->lease->limit_ns;

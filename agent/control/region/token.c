@@ -330,7 +330,7 @@ struct token *token_find(struct regions *r, bool is_lease, const struct pmsg_imp
 	else if (memcmp(t->audience, nobody, AGENT_ID_BYTES) &&
 		 memcmp(t->audience, importer, AGENT_ID_BYTES))
 		code = DRAY_E_TOKEN_AUDIENCE;
-	else if (t->revoked || t->region->ending)
+	else if (token_is_over(t))
 		code = t->lease ? lease_dead_code(t) : DRAY_E_REVOKED;
 	else if (expired(t))
 		code = DRAY_E_TOKEN_EXPIRED;
