@@ -35,7 +35,7 @@ void peers_fence(struct peers *p, dray_handle handle, dray_handle grant, uint32_
 			     (struct pending_request){ .grant = grant },
 			     &(union pmsg_body){ .fence = { grant, code } });
 	else if (p->deps.up->quiet(*p->deps.rails, handle))
-		/* nor by a connection, which is closed */
+		/* no connection and no queue pair is left by which it could use the grant */
 		fenced(p, handle, grant);
 	/* else it ends as those of grants_peer_gone() and up->store_gone() */
 }

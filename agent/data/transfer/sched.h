@@ -27,8 +27,8 @@ static inline bool channel_pending(const struct channel *ch)
 struct slice *sched_next(struct core *c, struct channel *ch, uint64_t max_bytes);
 
 /*
- * A slice of the transfer waits in its channel: until sched_go_on() its session gives the channel no other one. The list has flows. Both
- * are for one look at the channel: others may not run in between.
+ * A slice of the transfer waits in its channel: until sched_go_on() its session gives the channel no new one; those that are staged already
+ * stay. The list has flows. Both are for one look at the channel: others may not run in between.
  */
 void sched_set_aside(const struct xfer *x, struct dray_list *aside);
 void sched_go_on(struct dray_list *aside);

@@ -454,9 +454,9 @@ static bool slice_place(struct rdma_channel *ch, struct rdma_list *l, struct sli
 }
 
 /*
- * Slices without a queue pair stay on the list `retry`, which comes first. Meanwhile their sessions give no further ones, so that
- * one of each waits here, and others go on. What holds buffers may wait only in small numbers. The first queue pair with room, a new one, and
- * other keys or paths pull again.
+ * Slices without a queue pair stay on the list `retry`, which comes first. Meanwhile their sessions give no further ones but those that have
+ * buffers already, and others go on. What holds buffers may wait only in small numbers. The first queue pair with room, a new one, other keys
+ * or paths, and the end of a transfer pull again.
  */
 static void slices_place(struct rdma_channel *ch, struct rdma_list *l)
 {

@@ -254,4 +254,7 @@ void rdma_channel_stop(struct core *c, void *state, struct xfer *x, bool urgent)
 	dray_list_for_each(&ch->lost, l, struct rdma_queue, link)
 		stop_on(l, x, urgent, &over);
 	xfer_slices_end(c, &over, 0);
+	/* others may have waited for a slice of this one that waited for a queue pair, and no completion may come */
+	if (rdma_channel_has_work(ch))
+		rdma_pull_later(ch);
 }
