@@ -199,7 +199,7 @@ bool agent_deinit(struct agent *a)
 	if (!store_free(dray_take(a->store)))
 		log_warning(
 			"agent",
-			"a call of the disk in store.disk_dir does not return; the process exits without it");
+			"a call of the store for memory or to the disk in store.disk_dir does not return; the process exits without it");
 	a->regions = regions_free(a->regions);
 	a->mailboxes = mailboxes_free(a->mailboxes);
 	a->owners = owners_free(a->owners);

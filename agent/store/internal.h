@@ -102,11 +102,13 @@ struct segment {
 	uint32_t slot, n_slots;
 	uint32_t objects;
 	uint32_t n_idle; /* those that are live and that nobody holds */
-	uint32_t users; /* that have its descriptor, and pins of its objects: it is not given back */
-	struct store_member *
-		keeper; /* the first of them, whose owner is charged for it; NULL: there are none */
-	bool busy;      /* the job is queued or runs */
-	bool closed; /* what becomes free in it is on no list of free extents: it is being cleared */
+	/* sessions that have its descriptor, and pins of its objects: it is not given back */
+	uint32_t users;
+	/* whose owner is charged for it, from the first user until there is none; NULL: there is none */
+	struct store_member *keeper;
+	bool busy; /* the job is queued or runs */
+	/* it is being cleared: what becomes free in it is on no list of free extents */
+	bool closed;
 	_Atomic bool leaving; /* it is given back when the job has ended */
 	struct extent *first;
 };
@@ -252,7 +254,7 @@ void memory_free(struct store_space *sp, struct store_object *o);
 bool memory_grow(struct store_space *sp, uint32_t n);
 /* Gives a segment back that holds no object, and that no user has. False: it has none. */
 bool memory_shrink(struct store_space *sp);
-/* The segment with the fewest objects of which none is held, and that no user has. NULL: there is none. */
+/* One that is being cleared, else the one with the fewest objects; nobody holds any of them, and no user has it. NULL: there is none. */
 struct segment *memory_clearable(struct store_space *sp);
 /* Evicts its objects, at most EVICTED_AT_ONCE: nothing is placed where they were until all have gone. */
 void memory_clear(struct segment *g);

@@ -372,15 +372,16 @@ static int member_found(struct store *s, const struct name *n, struct store_memb
 }
 
 /*
- * What is on disk is found of an object that is there already: a copy that has come from another agent is no mere copy any more. False: it
- * is removed there.
+ * What is on disk of owner m is found of an object that is there already: a copy that has come from another agent is no mere copy any more.
+ * False: it is removed there.
  */
-static bool is_found_of(struct store_object *o, uint64_t bytes)
+static bool is_found_of(struct store_object *o, const struct store_member *m, uint64_t bytes)
 {
 	/* a PUT that goes to another agent is newer */
 	if (!o->copy || o->forwards)
 		return false;
-	if (o->policy.bytes != bytes || !restore_room(o)) {
+	/* the owner is part of what the disk's checksum covers */
+	if (o->member != m || o->policy.bytes != bytes || !restore_room(o)) {
 		/* it is written instead */
 		item_own(o);
 		return false;
@@ -434,7 +435,7 @@ static int object_found(struct store *s, const struct name *n, uint64_t bytes, f
 	o = item_find(m->space, n->key);
 	if (!o)
 		return object_add(m, n->key, bytes, cost, ret);
-	if (is_found_of(o, bytes))
+	if (is_found_of(o, m, bytes))
 		*ret = o;
 	return 0;
 }

@@ -685,6 +685,40 @@ static void test_copies_before_the_folder_is_read(void **state)
 	assert_true(exists(0) && exists(1));
 }
 
+/* A copy of another owner of a shared name space is written under that owner: what is on disk has the name of the former one. */
+static void test_copy_of_another_owner_before_the_folder_is_read(void **state)
+{
+	struct dray_err e = DRAY_ERR_NULL;
+	struct store_arrivals *a;
+	struct store_object *o;
+	struct store_get g;
+	struct get got;
+	char text[16];
+
+	rig.member = join_shared(rig.user);
+	put(0, 5000);
+	settle();
+	start_without_folder();
+	store_user_free(rig.user);
+	rig.user = store_user_new(rig.store, &rig.other, &e);
+	rig.member = join_shared(rig.user);
+	a = store_arrivals_new(rig.store, 1);
+	assert_int_equal(store_copy_begin(rig.member, key_of(text, 0), 5000, 1, false, &o),
+			 DMSG_STORE_STATUS_OK);
+	store_arrivals_add(a, o, 0, 0, &g);
+	store_arrive(a);
+	store_get_end(&g);
+	folder_comes();
+	assert_int_equal(store_totals(rig.store).disk_objects, 0);
+	assert_int_equal(store_totals(rig.store).unsaved_objects, 1);
+	while (store_flush(rig.store))
+		turn();
+	settle();
+	evict_all("shared", "");
+	assert_int_equal(get_begin(&got, 0), DMSG_STORE_STATUS_OK);
+	assert_int_equal(get_end(&got), DMSG_STORE_STATUS_OK);
+}
+
 /* Owners have half of what others leave: nobody loses what it had before the start. */
 static void test_shares_at_the_start(void **state)
 {
@@ -1190,6 +1224,7 @@ int main(void)
 		TEST(test_no_memory_for_works),
 		TEST(test_puts_elsewhere_before_the_folder_is_read),
 		TEST(test_copies_before_the_folder_is_read),
+		TEST(test_copy_of_another_owner_before_the_folder_is_read),
 		TEST(test_shares_at_the_start),
 		TEST(test_loan_at_the_end),
 		TEST(test_writes_do_not_wait_for_commits),

@@ -13,7 +13,10 @@ struct policy_ops {
 	void (*add)(struct policy *p, struct policy_entry *e);
 	/* The entry was used; its uses are counted already. */
 	void (*use)(struct policy *p, struct policy_entry *e);
-	/* The entry becomes a candidate, and ceases to be one. first: the best of its queue, or with the number that it had in the heap. */
+	/*
+	 * The entry becomes a candidate, and ceases to be one. first: it is the next victim again, at the front of its queue or with the
+	 * key that it had in the heap.
+	 */
 	void (*enter)(struct policy *p, struct policy_entry *e, bool first);
 	void (*leave)(struct policy *p, struct policy_entry *e);
 	/* The best candidate, which stays one. */
