@@ -40,15 +40,15 @@ __attribute__((format(printf, 3, 4))) static void add_note(struct nd_scan *scan,
 }
 
 /*
- * The failure of a part becomes a note if the next scan would fail alike: the kernel lacks or forbids the request, or its
- * answer cannot be understood. Any other one ends the scan: the part may have what this scan could not see.
+ * A failure that may not come again ends the scan: the part may have what this scan could not see. Any other one becomes a note,
+ * because the next scan would fail alike: the kernel lacks or forbids the request, or its answer cannot be understood.
  */
 static int part(struct nd_scan *scan, const char *about, int r, const struct dray_err *err,
 		struct dray_err *reterr)
 {
 	if (r >= 0)
 		return 0;
-	if (!nd_is_unsupported(r) && r != -EBADMSG)
+	if (nd_is_transient(r))
 		return dray_err_set(reterr, r, err->code, "%s: %s", about, err->msg);
 	add_note(scan, about, "%s", err->msg);
 	return 0;

@@ -33,7 +33,7 @@ static int query_devices(const struct nd_source *s, struct nd_devices *d, bool *
 	int r = nd_query(s, ND_GET_RDMA_DEVICES, NULL, 0, nd_rdma_message, d, &d->n, &err);
 
 	/* a kernel without RDMA netlink may still show devices in sysfs */
-	if (nd_is_unsupported(r))
+	if (r < 0 && r != -EBADMSG && !nd_is_transient(r))
 		return 0;
 	*ret_answered = nd_is_live(s) ||
 			access(nd_path(s, path, "/netlink/%s", nd_record_name(ND_GET_RDMA_DEVICES)),

@@ -243,11 +243,9 @@ static int ask_kernel(const struct query *q, size_t *count)
 	return r;
 }
 
-bool nd_is_unsupported(int r)
+bool nd_is_transient(int r)
 {
-	/* sock_diag answers ENOENT if it has no module for the family */
-	return r == -EPROTONOSUPPORT || r == -EOPNOTSUPP || r == -EAFNOSUPPORT || r == -EINVAL ||
-	       r == -EPERM || r == -EACCES || r == -ENOENT;
+	return r == -EINTR || r == -ENOBUFS || r == -ETIMEDOUT || r == -ENOMEM || nd_is_shortage(r);
 }
 
 int nd_query(const struct nd_source *s, enum nd_request request, const void *body, size_t n,

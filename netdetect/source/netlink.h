@@ -34,8 +34,11 @@ enum nd_request {
 /* The file that a recorded machine has in netlink/ for the request. */
 const char *nd_record_name(enum nd_request r);
 
-/* True for an -errno by which the kernel says that it lacks the protocol or the request, or permits neither. Pure. */
-bool nd_is_unsupported(int r);
+/*
+ * True for the -errno of a request that another try may answer: it was interrupted, late, or met a want of memory or descriptors. With any
+ * other one the kernel lacks or forbids the request, which kernels and filters say in many ways. Pure.
+ */
+bool nd_is_transient(int r);
 
 /*
  * Sends a request with n bytes of body, and calls fn for each message of the answer. An interrupted dump

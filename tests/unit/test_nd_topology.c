@@ -295,7 +295,8 @@ static void a_failed_dump_fails_the_scan(void **state)
 static void what_the_kernel_lacks_is_a_note(void **state)
 {
 	static const char *const dumps[] = { "link", "listen", "rdma_dev" };
-	static const int errors[] = { -EPROTONOSUPPORT, -EOPNOTSUPP, -EPERM, -ENOENT };
+	static const int errors[] = { -EPROTONOSUPPORT, -EOPNOTSUPP,   -EPERM,
+				      -ENOENT,          -ECONNREFUSED, -ENOSYS };
 	struct nd_scan *scan;
 	struct dray_err err;
 
