@@ -73,10 +73,13 @@ static int look(struct ctl *c, const struct ctl_detect *d, struct watch *w)
 /* Until something has changed, or for AGAIN_NS if the last scan failed. As ctl_interrupt_wait(). */
 static int wait_for_change(struct ctl *c, struct watch *w)
 {
+	int64_t again_ns = dray_now().ns + AGAIN_NS;
 	int ret;
 
 	do
-		ret = ctl_interrupt_wait(c, nd_monitor_fd(w->monitor), w->failing ? AGAIN_NS : -1);
+		ret = ctl_interrupt_wait(
+			c, nd_monitor_fd(w->monitor),
+			w->failing ? dray_max(again_ns - dray_now().ns, (int64_t)0) : -1);
 	while (ret == CTL_WAKE_READY && !nd_monitor_read(w->monitor));
 	return ret;
 }
