@@ -121,7 +121,7 @@ class Session(Waiting):
             raise errors.make(code, lib.text(why.value), path=self.path)
         self._d = c_size_t(handle.value or 0)
         self._views = _views[self._d.value] = {}
-        self._mappings: list[lib.Mapping] = []  # of memory that was read in place
+        self._mappings: dict[int, lib.Mapping] = {}  # of memory that was read in place, by their first bytes
         self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         _clients.add(self)
         self._quiet = wait
@@ -264,7 +264,7 @@ class Session(Waiting):
                 with contextlib.suppress(BufferError):
                     data.release()
         lib.held.dray_disconnect(d)
-        self._mappings = []
+        self._mappings = {}
 
     def _end_all(self, error: errors.Error) -> None:
         while self._pending:
@@ -512,21 +512,25 @@ class Session(Waiting):
         """Makes room in the queue. Kinds that are rare, and say what has ended, are not lost for those that nobody takes."""
         of = Counter(map(type, self.events.copy()))
         del of[events.Dropped]
+        if not of:  # the program has taken them meanwhile
+            return
         kind, n = of.most_common(1)[0]
         count, older = min(n, _EVENTS_DROPPED), []
         left = count
-        with contextlib.suppress(IndexError):  # the program takes some meanwhile
-            while left:
-                event = self.events.popleft()
-                if isinstance(event, events.Dropped) and event.kind is kind:
-                    count += event.number
-                elif isinstance(event, kind):
-                    left -= 1
-                else:
-                    older.append(event)
-        if count > left:
-            self._report(events.Dropped(kind, count - left), first=True)
-        self.events.extendleft(reversed(older))
+        try:
+            with contextlib.suppress(IndexError):  # the program takes some meanwhile
+                while left:
+                    event = self.events.popleft()
+                    if isinstance(event, events.Dropped) and event.kind is kind:
+                        count += event.number
+                    elif isinstance(event, kind):
+                        left -= 1
+                    else:
+                        older.append(event)
+            if count > left:
+                self._report(events.Dropped(kind, count - left), first=True)
+        finally:  # also if a signal's handler raises
+            self.events.extendleft(reversed(older))
 
     def _text_of(self, e: Any) -> errors.Error:
         return errors.make(e.code, lib.text(e.message), handle=e.region or e.remote or e.mailbox or e.id,

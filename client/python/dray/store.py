@@ -312,7 +312,7 @@ def _view(client: Client, r: Any) -> StoreView:
 
 def _mapping(client: Client, address: int) -> lib.Mapping | None:
     """Of memory of the store. None: another thread has closed the client."""
-    for mapping in client._mappings:
+    for mapping in list(client._mappings.values()):
         if 0 <= address - mapping.base < mapping.length:
             return mapping
     base, length = c_void_p(), c_uint64()
@@ -321,8 +321,10 @@ def _mapping(client: Client, address: int) -> lib.Mapping | None:
     except ctypes.ArgumentError:
         return None
     mapping = lib.Mapping(base.value or 0, length.value)
-    client._mappings.append(mapping)
-    return mapping
+    kept = client._mappings.setdefault(mapping.base, mapping)
+    if kept is not mapping:  # another thread has found it meanwhile
+        mapping.length = 0  # which unmaps nothing
+    return kept
 
 
 def _release(client: Client, views: list[StoreView]) -> None:
