@@ -54,19 +54,15 @@ static void add(struct policy *p, struct policy_entry *e)
 	policy_count_uses(e, uses);
 }
 
-static void enter_heap(struct policy *p, struct policy_entry *e)
+static double value(struct policy *p, const struct policy_entry *e)
 {
-	policy_heap_set(p, e, of(p)->floor + policy_worth(e));
+	return of(p)->floor + policy_worth(e);
 }
 
 static void enter(struct policy *p, struct policy_entry *e, bool first)
 {
-	if (e->queue == PROVED && first) {
-		policy_heap_set(p, e, policy_heap_key(e));
-		return;
-	}
 	if (e->queue == PROVED) {
-		enter_heap(p, e);
+		policy_heap_set(p, e, first ? policy_heap_key(e) : value(p, e));
 		return;
 	}
 	policy_list_add(&of(p)->new, &e->link, first);
@@ -86,7 +82,7 @@ static void leave(struct policy *p, struct policy_entry *e)
 static void use(struct policy *p, struct policy_entry *e)
 {
 	if (e->queue == PROVED && !e->held)
-		enter_heap(p, e);
+		policy_heap_set(p, e, value(p, e));
 }
 
 /* Of the queue, which loses the objects that were used on the way. */
@@ -98,7 +94,7 @@ static struct policy_entry *unproved(struct policy *p)
 		leave(p, e);
 		e->queue = PROVED;
 		e->node = (struct dray_heap_node){ .pos = 0 };
-		enter_heap(p, e);
+		policy_heap_set(p, e, value(p, e));
 	}
 	return e;
 }
