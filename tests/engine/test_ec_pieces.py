@@ -14,7 +14,7 @@ from dray.vllm.ec.pool import Item, Pool, Shape
 from dray.vllm.ec.pool_memory import Seal
 from dray.vllm.ec.protocol import Offered
 from ec_bare import NO_PIXELS, PIXELS, encode, images, making, offered
-from harness import until
+from harness import LIMIT, until
 
 SMALL, LARGE = 64 << 10, 4 << 20
 BIG = 900  # embeddings of 512 bytes: 7 times as much as a small pool
@@ -112,7 +112,7 @@ def under_way(engine, name, e_options=None, **options):
 
 def test_small_outputs_pass_a_large_one(engine):
     """As long as a large one takes; and another large one waits for its turn without holding small ones up."""
-    e, pd, go_on = under_way(engine, "d")
+    e, pd, go_on = under_way(engine, "d", e_options={"lease": 2 * LIMIT}, deadline=2 * LIMIT)  # no time ends before the test
     e.add("d2", [("big 2", BIG)])
     for n in range(8):
         name, wanted = f"d-small-{n}", [(f"small-{n}", 30)]
@@ -221,6 +221,8 @@ def test_a_preempted_request(engine, data):
     assert ends(pd.add("o2", [("big 2", BIG)], params, NO_PIXELS), e, pd) == "LENGTH"
     assert "o" not in pd.answers
     pd.preempt()
+    again = pd.scheduler.requests["o"]
+    again.max_tokens = again.num_output_tokens + 2
     assert ends("o", e, pd) == "LENGTH" and pd.encoded == ([] if data is NO_PIXELS else ["big"])
     nothing_left(e, pd)
 
