@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -26,6 +27,7 @@
 #define BYTES_MAX (300u << 10)
 #define KILLS_LONG 300 /* with DRAY_LONG */
 #define KILLS 12
+#define DESCRIPTORS 8 /* of segments without use, where they are few */
 
 struct item {
 	struct disk_request request;
@@ -1179,6 +1181,149 @@ static void start_absent(void)
 	assert_int_equal(put(1, 3, 10), DISK_DOWN);
 }
 
+/* --- descriptors ------------------------------------------------------------------------------------ */
+
+/* Descriptors of segments, or of this one if it is not 0. */
+static unsigned descriptors(uint32_t segment)
+{
+	char path[32], name[160], wanted[160];
+	unsigned n = 0;
+	ssize_t r;
+
+	snprintf(wanted, sizeof(wanted), "%s/segment-%08x", cm_dir, segment);
+	for (int fd = 0; fd < 4096; fd++) {
+		snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+		r = readlink(path, name, sizeof(name) - 1);
+		if (r < 0)
+			continue;
+		name[r] = '\0';
+		n += segment ? !strcmp(name, wanted) : !strncmp(name, wanted, strlen(wanted) - 8);
+	}
+	return n;
+}
+
+static void limit_descriptors(rlim_t n)
+{
+	struct rlimit l;
+
+	assert_int_equal(getrlimit(RLIMIT_NOFILE, &l), 0);
+	l.rlim_cur = n ? n : l.rlim_max;
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &l), 0);
+}
+
+/* Each item has a segment of its own, and few of these are open. */
+static void start_with_few_descriptors(void)
+{
+	limit_descriptors(8 * DESCRIPTORS);
+	restart();
+	limit_descriptors(0);
+	for (unsigned i = 0; i < N; i++)
+		begin_write(i, 1, SEGMENT_BYTES);
+	for (unsigned i = 0; i < N; i++)
+		assert_int_equal(finish(i), DISK_OK);
+	assert_int_equal(files(), N + 1);
+}
+
+static void test_descriptors_are_bounded(void **state)
+{
+	start_with_few_descriptors();
+	check_all();
+	assert_int_equal(descriptors(0), DESCRIPTORS);
+	/* Segments that are gone have none. The last one stays. */
+	for (unsigned i = N - 4; i < N - 1; i++)
+		begin_drop(i);
+	for (unsigned i = N - 4; i < N - 1; i++)
+		assert_int_equal(finish(i), DISK_OK);
+	wait_for_files(N - 2);
+	assert_int_equal(descriptors(0), DESCRIPTORS - 3);
+	check_all();
+	restart();
+	assert_int_equal(rig.found, N - 3);
+	check_all();
+}
+
+/* The process has none left, because others have them: the tier gives its own back that are not used. */
+static void test_no_descriptor_is_free(void **state)
+{
+	int taken[64];
+	unsigned n = 0;
+
+	start_with_few_descriptors();
+	restart();
+	assert_int_equal(get(1), DISK_OK);
+	limit_descriptors(DRAY_ARRAY_SIZE(taken));
+	while ((taken[n] = dup(0)) >= 0)
+		n++;
+	assert_int_equal(errno, EMFILE);
+	assert_int_equal(get(0), DISK_OK);
+	assert_true(right(0));
+	limit_descriptors(0);
+	while (n)
+		close(taken[--n]);
+}
+
+/* Other files are opened and closed during a read, a write, and the end of a batch. */
+static void check_use(enum disk_call call, unsigned used)
+{
+	stop_call = (int)call;
+	stop_next = true;
+	if (call == DISK_CALL_READ) {
+		prepare(used);
+		disk_read(rig.disk, &rig.items[used].request);
+	} else {
+		begin_write(used, 2, 5000);
+	}
+	while (sem_trywait(&stopped) < 0)
+		sd_event_run(rig.event, 1000);
+	for (unsigned i = 0; i < N; i++)
+		if (i != used && rig.items[i].object.segment)
+			assert_int_equal(get(i), DISK_OK);
+	sem_post(&go_on);
+	assert_int_equal(finish(used), DISK_OK);
+	check_all();
+}
+
+static void test_files_in_use_stay_open(void **state)
+{
+	start_with_few_descriptors();
+	check_use(DISK_CALL_READ, 3);
+	begin_drop(3);
+	assert_int_equal(finish(3), DISK_OK);
+	begin_drop(4);
+	assert_int_equal(finish(4), DISK_OK);
+	check_use(DISK_CALL_WRITE, 3);
+	check_use(DISK_CALL_SYNC, 4);
+}
+
+static void test_open_error(void **state)
+{
+	char path[128];
+
+	start_with_few_descriptors();
+	for (unsigned i = N; i--;)
+		assert_int_equal(get(i), DISK_OK);
+	assert_int_equal(descriptors(N), 0);
+	faults[DISK_CALL_OPEN] = -EIO;
+	assert_int_equal(get(N - 1), DISK_FAILED);
+	assert_int_equal(rig.state, DISK_STATE_OK);
+	faults[DISK_CALL_OPEN] = 0;
+	check_all();
+	/* Somebody has removed a file: another one of that name has not got its objects. */
+	assert_int_equal(descriptors(1), 0);
+	snprintf(path, sizeof(path), "%s/segment-%08x", cm_dir, 1);
+	assert_int_equal(unlink(path), 0);
+	assert_int_equal(get(0), DISK_FAILED);
+	assert_int_equal(access(path, F_OK), -1);
+	begin_drop(0);
+	assert_int_equal(finish(0), DISK_OK);
+	faults[DISK_CALL_OPEN] = -EROFS;
+	assert_int_equal(put(0, 2, SEGMENT_BYTES), DISK_DOWN);
+	assert_int_equal(rig.state, DISK_STATE_READ_ONLY);
+	faults[DISK_CALL_OPEN] = 0;
+	wait_until_ok();
+	check_all();
+}
+
 static void test_folder_that_comes_later(void **state)
 {
 	char away[128];
@@ -1456,6 +1601,10 @@ int main(void)
 		TEST(test_sync_error),
 		TEST(test_index_error),
 		TEST(test_read_error),
+		TEST(test_descriptors_are_bounded),
+		TEST(test_no_descriptor_is_free),
+		TEST(test_files_in_use_stay_open),
+		TEST(test_open_error),
 		TEST(test_folder_that_comes_later),
 		TEST(test_folder_that_reports_errors),
 		TEST(test_damaged_index),

@@ -49,12 +49,20 @@ static int sync_batch(struct disk_batch *b)
 		       0;
 }
 
+static void punch(const struct disk_object *at)
+{
+	if (segment_open(at->segment, true) < 0)
+		return;
+	fallocate(at->segment->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)at->offset,
+		  (off_t)disk_blocks(at->bytes));
+	segment_close(at->segment);
+}
+
 void commit_punch(const struct dray_list *requests)
 {
 	dray_list_for_each(requests, it, struct disk_request, link)
-		if (it->removes && it->at.segment && segment_open(it->at.segment) == 0)
-			fallocate(it->at.segment->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-				  (off_t)it->at.offset, (off_t)disk_blocks(it->at.bytes));
+		if (it->removes && it->at.segment)
+			punch(&it->at);
 }
 
 static void run_batch(struct dray_job *j)
@@ -94,8 +102,16 @@ void commit_removed(struct disk *d, struct disk_request *r)
 	disk_complete(r, DISK_OK);
 }
 
+/* What it has written needs no descriptor any more. */
+static void let_file_go(struct disk_request *r)
+{
+	if (dray_take(r->keeps))
+		segment_close(r->at.segment);
+}
+
 static void finish_write(struct disk *d, struct disk_request *r)
 {
+	let_file_go(r);
 	*r->object = r->at;
 	measure_end(d, r, disk_blocks(r->at.bytes));
 	d->info.writes++;
@@ -107,6 +123,7 @@ static void finish_write(struct disk *d, struct disk_request *r)
 /* Its blocks are given back when the disk can be written; without memory, with those of its segment. */
 void commit_fail(struct disk *d, struct disk_request *r)
 {
+	let_file_go(r);
 	if (r->measured)
 		measure_end(d, r, 0);
 	if (d->info.state == DISK_STATE_FULL)

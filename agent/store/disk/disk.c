@@ -214,7 +214,7 @@ static void prepare(struct disk *d, struct disk_request *r)
 	dray_assert(r->key_bytes <= DISK_KEY_MAX);
 	r->disk = d;
 	r->error = 0;
-	r->removes = r->writes = r->verifies = r->measured = false;
+	r->removes = r->writes = r->verifies = r->measured = r->keeps = false;
 }
 
 /* --- where an object goes -------------------------------------------------------------------------- */
@@ -339,6 +339,7 @@ int disk_open(struct disk **ret, const struct disk_config *cfg, disk_found_fn fo
 	d->reading.threads = d->writing.threads = cfg->threads;
 	rates_tell(d);
 	d->dir_fd = -1;
+	files_init(&d->files);
 	d->next_id = 1;
 	dray_list_init(&d->segments);
 	dray_list_init(&d->waiting);
@@ -394,6 +395,7 @@ bool disk_close(struct disk *d)
 		segment_unlink(d, d->next->id);
 	dray_list_for_each(&d->segments, s, struct disk_segment, link)
 		segment_free(s);
+	files_deinit(&d->files);
 	dray_close(d->dir_fd);
 	free(d->dir);
 	free(d);

@@ -73,6 +73,7 @@ struct disk_request {
 	uint32_t crc; /* of what is verified */
 	bool writes, removes, verifies;
 	bool measured; /* the rate has counted its start */
+	bool keeps;    /* the file of its segment stays open, until it is committed or has failed */
 };
 
 enum disk_state {

@@ -15,16 +15,21 @@ struct disk_segment {
 	struct dray_list link;
 	struct disk *disk;
 	uint32_t id;
-	uint64_t end;             /* where the next object begins */
-	uint64_t objects;         /* also those that are being written or removed */
-	uint64_t reads;           /* in flight */
+	uint64_t end;     /* where the next object begins */
+	uint64_t objects; /* also those that are being written or removed */
+	uint64_t reads;   /* in flight */
+	struct dray_list
+		idle; /* on disk->files.idle; this and the next two are guarded by the lock there */
+	int fd;       /* -1: not open. Its users read it without the lock */
+	unsigned users;
 	pthread_mutex_t lock;     /* of the next six, while the file is opened or extended */
-	int fd;                   /* -1: not opened yet */
-	bool cached;              /* its bytes pass through the page cache */
+	bool made;                /* the file has been opened before, or was there at the start */
+	bool read_only;           /* it is open for reading alone */
 	uint64_t begun;           /* where the last write ends that has begun */
 	uint64_t allocated;       /* the file has blocks up to here */
 	bool extended;            /* it may have blocks beyond its objects */
 	bool sealed;              /* it is not extended any more */
+	_Atomic bool cached;      /* its bytes pass through the page cache */
 	bool synced;              /* its name is on disk; of the committing thread */
 	bool resting, rest_again; /* a job gives back blocks, and does so once more */
 	bool has_next;            /* a next segment was made while this one was the last */
@@ -50,6 +55,14 @@ struct disk_batch {
 	struct dray_err why;
 };
 
+struct disk_files {
+	pthread_mutex_t lock;
+	struct dray_list
+		idle; /* segments whose files are open without use, the one that was used last at the end */
+	unsigned n;   /* open files */
+	unsigned max; /* above that, files without use are closed */
+};
+
 struct disk {
 	struct disk_config cfg;
 	char *dir;
@@ -61,6 +74,7 @@ struct disk {
 	struct disk_segment *tail; /* objects are appended to it; NULL: to a new one */
 	struct disk_segment *next; /* comes after the tail, without objects; NULL: not made yet */
 	uint32_t next_id;
+	struct disk_files files;
 
 	struct dray_list waiting; /* requests for the threads */
 	struct dray_list
@@ -125,8 +139,6 @@ void segment_drop_if_empty(struct disk_segment *s);
 /* Blocks. */
 void segment_unlink(const struct disk *d, uint32_t id);
 void segment_name(uint32_t id, char ret[32]);
-/* Opens the file if needed. Any thread. 0 or -errno. */
-int segment_open(struct disk_segment *s);
 /* Before a write that ends at `end`, to a file that is open. A file system that cannot do it extends the file by the write. */
 void segment_extend(struct disk_segment *s, uint64_t end);
 /* Nothing more is appended to the last segment; its blocks beyond its objects are given back. */
@@ -145,6 +157,18 @@ bool segment_lacks_room(const struct disk *d);
 int segment_sync_name(struct disk_segment *s, uint32_t end);
 /* Gives the blocks beyond its objects back. Blocks. */
 void segment_trim(struct disk_segment *s);
+
+/* --- files.c: open files --- */
+void files_init(struct disk_files *f);
+void files_deinit(struct disk_files *f);
+/* Opens the file if needed, and keeps it open until segment_close(). On a thread. 0, or -errno: -EROFS for a write if it can only be read. */
+int segment_open(struct disk_segment *s, bool writes);
+/* The same under s->lock. */
+int files_open_locked(struct disk_segment *s, bool writes);
+/* Any thread; does not block. */
+void segment_close(struct disk_segment *s);
+/* Closes the file of a segment that nobody uses any more. */
+void files_forget(struct disk_segment *s);
 
 /* --- io.c: on a thread --- */
 void io_write(struct disk_request *r);

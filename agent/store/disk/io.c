@@ -66,11 +66,9 @@ static int move(struct disk_request *r, bool write)
 {
 	uint64_t direct = direct_bytes(r->buffer, r->at.bytes);
 	dray_auto_free uint8_t *own = NULL;
-	int e = segment_open(r->at.segment);
+	int e = 0;
 
-	if (!e && write)
-		segment_extend(r->at.segment, r->at.offset + disk_blocks(r->at.bytes));
-	if (!e && direct)
+	if (direct)
 		e = all(r->at.segment, r->buffer, direct, r->at.offset, write);
 	if (e || direct == r->at.bytes)
 		return e;
@@ -88,12 +86,21 @@ static uint32_t checksum(const struct disk_request *r)
 void io_write(struct disk_request *r)
 {
 	r->at.crc = checksum(r);
+	r->error = segment_open(r->at.segment, true);
+	r->keeps = !r->error;
+	if (r->error)
+		return;
+	segment_extend(r->at.segment, r->at.offset + disk_blocks(r->at.bytes));
 	r->error = move(r, true);
 }
 
 void io_read(struct disk_request *r)
 {
-	r->error = move(r, false);
+	r->error = segment_open(r->at.segment, false);
+	if (!r->error) {
+		r->error = move(r, false);
+		segment_close(r->at.segment);
+	}
 	if (!r->error && checksum(r) != r->at.crc)
 		r->error = -EBADMSG;
 	/* what was in the buffer before may be of another object */
@@ -106,10 +113,12 @@ void io_verify(struct disk_request *r)
 	const struct disk_object *at = &r->at;
 	uint64_t n = dray_min(at->bytes - r->verified, (uint64_t)DISK_PIECE);
 
-	r->error = segment_open(at->segment);
-	if (!r->error)
+	r->error = segment_open(at->segment, false);
+	if (!r->error) {
 		r->error = all(at->segment, r->buffer, disk_blocks(n), at->offset + r->verified,
 			       false);
+		segment_close(at->segment);
+	}
 	if (!r->error)
 		r->crc = dray_crc32c(r->verified ? r->crc : 0, r->buffer, n);
 	r->verified += n;

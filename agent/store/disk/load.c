@@ -308,7 +308,7 @@ static int take_files(struct disk *d)
 		if (!s)
 			continue;
 		s->end = l->files[i].bytes;
-		s->synced = true;
+		s->made = s->synced = true;
 	}
 	rates_restore(d, &l->rates);
 	return 0;

@@ -31,6 +31,7 @@ struct disk_segment *segment_new(struct disk *d, uint32_t id)
 	s->disk = d;
 	s->id = id;
 	s->fd = -1;
+	dray_list_init(&s->idle);
 	pthread_mutex_init(&s->lock, NULL);
 	dray_list_add(&d->segments, &s->link);
 	d->info.segments++;
@@ -42,7 +43,7 @@ void segment_free(struct disk_segment *s)
 {
 	s->disk->info.segments--;
 	dray_list_del(&s->link);
-	dray_close(s->fd);
+	files_forget(s);
 	pthread_mutex_destroy(&s->lock);
 	free(s);
 }
@@ -61,7 +62,7 @@ static void run_removal(struct dray_job *j)
 
 	segment_unlink(s->disk, s->id);
 	/* The blocks of a large file are given back here. */
-	s->fd = dray_close(s->fd);
+	files_forget(s);
 }
 
 static void removal_done(struct dray_job *j)
@@ -73,45 +74,6 @@ void segment_drop_if_empty(struct disk_segment *s)
 {
 	if (!s->objects && !s->reads && s != s->disk->tail)
 		dray_jobs_add(s->disk->committer, &s->removal, run_removal, removal_done);
-}
-
-static int open_file(struct disk_segment *s, int flags)
-{
-	char name[32];
-	int fd;
-
-	segment_name(s->id, name);
-	fd = openat(s->disk->dir_fd, name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | flags, 0600);
-	/* A tier on a disk that became read-only still reads. */
-	if (fd < 0 && errno == EROFS)
-		fd = openat(s->disk->dir_fd, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | flags);
-	return fd < 0 ? -errno : fd;
-}
-
-static int open_locked(struct disk_segment *s)
-{
-	int r = disk_fault(s->disk, DISK_CALL_OPEN);
-
-	if (r < 0)
-		return r;
-	r = open_file(s, O_DIRECT);
-	s->cached = r == -EINVAL;
-	if (s->cached)
-		r = open_file(s, 0);
-	if (r < 0)
-		return r;
-	s->fd = r;
-	return 0;
-}
-
-int segment_open(struct disk_segment *s)
-{
-	int r;
-
-	pthread_mutex_lock(&s->lock);
-	r = s->fd < 0 ? open_locked(s) : 0;
-	pthread_mutex_unlock(&s->lock);
-	return r;
 }
 
 /* The bytes to extend the file by, for a write that ends at `end`. 0: the file system has little room. */
@@ -153,13 +115,24 @@ void segment_extend(struct disk_segment *s, uint64_t end)
 	pthread_mutex_unlock(&s->lock);
 }
 
+/* Blocks beyond `end` are given back; the next start does so if this fails. */
+static void cut_locked(struct disk_segment *s, uint64_t end)
+{
+	if (files_open_locked(s, true) < 0)
+		return;
+	if (ftruncate(s->fd, (off_t)end) == 0) {
+		s->allocated = dray_min(s->allocated, end);
+		s->extended = false;
+	}
+	segment_close(s);
+}
+
 void segment_trim(struct disk_segment *s)
 {
 	pthread_mutex_lock(&s->lock);
 	s->sealed = true;
-	/* The next start gives them back if this fails. */
-	if (s->extended && ftruncate(s->fd, (off_t)s->end) == 0)
-		s->extended = false;
+	if (s->extended)
+		cut_locked(s, s->end);
 	pthread_mutex_unlock(&s->lock);
 }
 
@@ -174,10 +147,8 @@ static void run_rest(struct dray_job *j)
 	struct disk_segment *s = dray_container_of(j, struct disk_segment, rest);
 
 	pthread_mutex_lock(&s->lock);
-	if (s->extended && ftruncate(s->fd, (off_t)s->begun) == 0) {
-		s->allocated = dray_min(s->allocated, s->begun);
-		s->extended = false;
-	}
+	if (s->extended)
+		cut_locked(s, s->begun);
 	pthread_mutex_unlock(&s->lock);
 }
 
@@ -226,7 +197,7 @@ int segment_sync_name(struct disk_segment *s, uint32_t end)
 /* Its file and blocks, and that its name is on disk, for which the first batch with its objects would wait. */
 static int make_file(struct disk_segment *s)
 {
-	int r = segment_open(s);
+	int r = segment_open(s, true);
 
 	if (r < 0)
 		return r;
@@ -235,6 +206,7 @@ static int make_file(struct disk_segment *s)
 		extend_locked(s, DISK_BLOCK);
 	r = s->allocated ? 0 : -ENOSPC;
 	pthread_mutex_unlock(&s->lock);
+	segment_close(s);
 	if (r < 0)
 		return r;
 	return segment_sync_name(s, s->id + 1);
