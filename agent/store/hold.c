@@ -3,13 +3,18 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "agent/store/internal.h"
 #include "schema/gen/errors.h"
 
-/* Holds that a session which ends loses at once, so that others get the lock meanwhile. */
-#define FREED_AT_ONCE 1024
+/*
+ * A session that ends loses so many holds at once. The thread of the store frees the others, as many at a time, with pauses in which others
+ * get the lock: whoever takes it again at once is faster than those that wait for it, which have to wake up.
+ */
+#define FREED_AT_ONCE 512
+#define FREED_PAUSE_NS 50000
 
 static bool charge(struct budget_account *a, uint64_t bytes)
 {
@@ -85,28 +90,22 @@ struct store_user *store_user_new(struct store *s, struct owner_account *account
 	return u;
 }
 
-/* False: there are more. */
+/* Under the lock. False: there are more. */
 static bool free_holds(struct store_user *u)
 {
 	unsigned n = 0;
 
-	pthread_mutex_lock(&u->store->lock);
 	dray_list_for_each(&u->holds, h, struct hold, link) {
 		if (n++ == FREED_AT_ONCE)
-			break;
+			return false;
 		hold_free(h);
 	}
-	pthread_mutex_unlock(&u->store->lock);
-	return n <= FREED_AT_ONCE;
+	return true;
 }
 
-void store_user_free(struct store_user *u)
+/* It has no holds. Under the lock. */
+static void leave(struct store_user *u)
 {
-	if (!u)
-		return;
-	while (!free_holds(u))
-		;
-	pthread_mutex_lock(&u->store->lock);
 	for (uint32_t i = 0; u->files && i < u->store->n_slots; i++) {
 		struct segment *g = u->store->slots[i];
 
@@ -117,11 +116,50 @@ void store_user_free(struct store_user *u)
 		j->member->refs--;
 		free(j);
 	}
-	pthread_mutex_unlock(&u->store->lock);
+}
+
+static void dealloc(struct store_user *u)
+{
 	dray_map_deinit(&u->pins);
 	dray_handles_deinit(&u->leases);
 	free(u->files);
 	free(u);
+}
+
+static void free_more(struct dray_job *j);
+
+/* The owners are gone after a store that its thread keeps: then nothing is given back. */
+static void free_some(struct store_user *u)
+{
+	struct store *s = u->store;
+	bool left, ended;
+
+	pthread_mutex_lock(&s->lock);
+	left = s->left;
+	ended = !left && free_holds(u);
+	if (ended)
+		leave(u);
+	pthread_mutex_unlock(&s->lock);
+	if (ended)
+		dealloc(u);
+	else if (!left)
+		dray_jobs_add(s->jobs, &u->job, free_more, NULL);
+}
+
+/* Thread of the store. */
+static void free_more(struct dray_job *j)
+{
+	struct store_user *u = dray_container_of(j, struct store_user, job);
+
+	if (!u->store->ending)
+		nanosleep(&(struct timespec){ .tv_nsec = FREED_PAUSE_NS }, NULL);
+	free_some(u);
+}
+
+void store_user_free(struct store_user *u)
+{
+	if (u)
+		free_some(u);
 }
 
 static struct hold *pin_find(struct store_user *u, struct store_member *m, struct store_key key)

@@ -153,6 +153,7 @@ struct store_member {
 };
 
 struct store_user {
+	struct dray_job job; /* when it ends */
 	struct store *store;
 	struct owner_account *account;
 	struct dray_list joined; /* of struct joined */
@@ -213,6 +214,7 @@ struct store {
 	struct store_trace *trace; /* NULL: nobody wants to know what clients ask for */
 	uint32_t last_space;
 	_Atomic bool ending; /* checksums are not needed any more */
+	bool left;           /* its thread did not end, and has it until the process ends */
 	struct region_view *region;
 	struct remote_view remote;
 };

@@ -94,8 +94,12 @@ static bool end(struct store *s)
 {
 	/* the thread does not wait for anything, and ends; else it uses the store until the process ends */
 	s->ending = true;
-	if (!jobs_free(s->jobs))
+	if (!jobs_free(s->jobs)) {
+		pthread_mutex_lock(&s->lock);
+		s->left = true;
+		pthread_mutex_unlock(&s->lock);
 		return false;
+	}
 	/* what the disk has stays there from now on, and no job is queued */
 	s->closing = true;
 	loans_free(s);
