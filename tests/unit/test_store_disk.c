@@ -705,6 +705,37 @@ static void test_blocks_ahead_when_killed(void **state)
 	check_all();
 }
 
+/* A killed agent has removed an object, and has not given its blocks back. Another one stays in the segment for ever. */
+static void test_gaps_when_killed(void **state)
+{
+	static const uint8_t junk[60000];
+	uint64_t blocks;
+	char path[128];
+	int fd;
+
+	for (unsigned i = 0; i < 4; i++)
+		assert_int_equal(put(i, 1, sizeof(junk)), DISK_OK);
+	begin_drop(0);
+	begin_drop(2);
+	assert_int_equal(finish(0), DISK_OK);
+	assert_int_equal(finish(2), DISK_OK);
+	assert_true(disk_close(dray_take(rig.disk)));
+	blocks = blocks_used();
+	snprintf(path, sizeof(path), "%s/segment-%08x", cm_dir, 1);
+	fd = open(path, O_WRONLY);
+	for (unsigned i = 0; i < 4; i += 2)
+		assert_int_equal(pwrite(fd, junk, sizeof(junk),
+					(off_t)(i * disk_blocks(sizeof(junk)))),
+				 sizeof(junk));
+	assert_int_equal(fsync(fd), 0);
+	close(fd);
+	assert_true(blocks_used() >= blocks + 2 * sizeof(junk));
+	start();
+	assert_in_range(blocks_used(), 1, blocks);
+	assert_int_equal(rig.found, 2);
+	check_all();
+}
+
 static void check_no_blocks_ahead(void)
 {
 	for (unsigned i = 0; i < 3; i++)
@@ -1575,6 +1606,7 @@ int main(void)
 		TEST(test_part_of_the_blocks_ahead),
 		TEST(test_room_for_a_part_of_a_segment),
 		TEST(test_blocks_ahead_when_killed),
+		TEST(test_gaps_when_killed),
 		TEST(test_file_system_without_blocks_ahead),
 		TEST(test_no_room_for_blocks_ahead),
 		TEST(test_little_room_for_blocks_ahead),

@@ -19,6 +19,8 @@
 
 /* Rows that a turn of the control thread takes. */
 #define ROWS_AT_ONCE 1024
+/* A file has gaps if it has so much of a segment's bytes beyond those of its objects. The file system counts blocks of its own, too. */
+#define GAPS_PART 64
 
 struct load_row {
 	struct load_row *next;
@@ -30,6 +32,8 @@ struct load_file {
 	uint32_t id;
 	uint64_t bytes;
 	uint64_t end;                 /* of the last object in it */
+	uint64_t allocated;           /* what the file system has for it, in bytes */
+	uint64_t objects;             /* what its objects take of that */
 	bool used;                    /* a row refers to it */
 	struct disk_segment *segment; /* of the control thread */
 };
@@ -96,6 +100,7 @@ static int find_file(const struct disk *d, struct load *l, const char *name)
 	if (!f.id || fstatat(d->dir_fd, name, &st, AT_SYMLINK_NOFOLLOW) < 0 || !S_ISREG(st.st_mode))
 		return 0;
 	f.bytes = (uint64_t)st.st_size;
+	f.allocated = (uint64_t)st.st_blocks * 512;
 	return DRAY_APPEND(l->files, l->n_files, f);
 }
 
@@ -119,16 +124,26 @@ static int find_files(const struct disk *d, struct load *l)
 	return r;
 }
 
+/* Else the row is not valid. */
+static bool is_inside(const struct load_file *f, const struct index_row *row)
+{
+	return row->offset <= f->bytes && row->bytes <= f->bytes - row->offset;
+}
+
+static uint64_t end_of(const struct load_file *f, const struct index_row *row)
+{
+	return dray_min(f->bytes, row->offset + disk_blocks(row->bytes));
+}
+
 static void use(struct load_file *f, const struct index_row *row)
 {
-	uint64_t end;
+	uint64_t end = end_of(f, row);
 
 	f->used = true;
-	/* else the row is not valid */
-	if (row->offset > f->bytes || row->bytes > f->bytes - row->offset)
+	if (!is_inside(f, row))
 		return;
-	end = dray_min(f->bytes, row->offset + disk_blocks(row->bytes));
 	f->end = dray_max(f->end, end);
+	f->objects += end - row->offset;
 }
 
 static void keep_row(struct disk *d, const struct index_row *row, void *arg)
@@ -175,6 +190,72 @@ static void trim_used(const struct disk *d, const struct load *l)
 	for (size_t i = 0; i < l->n_files; i++)
 		if (l->files[i].used && l->files[i].end < l->files[i].bytes)
 			trim(d, &l->files[i]);
+}
+
+/* --- gaps between objects: a killed agent had not given back all of what it had removed ---------------------- */
+
+struct place {
+	uint32_t segment;
+	uint64_t offset, end;
+};
+
+static int by_place(const void *a, const void *b)
+{
+	const struct place *x = a, *y = b;
+
+	return x->segment == y->segment ? dray_compare(x->offset, y->offset) :
+					  dray_compare(x->segment, y->segment);
+}
+
+/* The objects of files with gaps. False: no memory, and the gaps stay until the next start. */
+static bool find_places(const struct disk *d, const struct load *l, struct place **ret,
+			size_t *ret_n)
+{
+	uint64_t most = d->cfg.segment_bytes / GAPS_PART;
+
+	for (const struct load_row *r = l->rows; r; r = r->next) {
+		const struct load_file *f = find(l, r->row.segment);
+		struct place p;
+
+		if (!f || f->allocated <= f->objects + most || !is_inside(f, &r->row))
+			continue;
+		p = (struct place){ f->id, r->row.offset, end_of(f, &r->row) };
+		if (DRAY_APPEND(*ret, *ret_n, p) < 0)
+			return false;
+	}
+	return true;
+}
+
+/* The objects of one file, in their order. What is behind the last one is trimmed. Returns how many there are. */
+static size_t punch(const struct disk *d, const struct place *p, size_t n)
+{
+	uint64_t at = 0;
+	char name[32];
+	int fd dray_auto_close = -1;
+	size_t i;
+
+	segment_name(p->segment, name);
+	fd = openat(d->dir_fd, name, O_WRONLY | O_CLOEXEC | O_NOFOLLOW);
+	for (i = 0; i < n && p[i].segment == p->segment; i++) {
+		if (fd >= 0 && p[i].offset > at)
+			fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)at,
+				  (off_t)(p[i].offset - at));
+		at = dray_max(at, p[i].end);
+	}
+	return i;
+}
+
+static void punch_gaps(const struct disk *d, const struct load *l)
+{
+	struct place *places = NULL;
+	size_t n = 0;
+
+	if (find_places(d, l, &places, &n) && n) {
+		qsort(places, n, sizeof(*places), by_place);
+		for (size_t i = 0; i < n;)
+			i += punch(d, places + i, n - i);
+	}
+	free(places);
 }
 
 static int open_dir(struct disk *d, struct dray_err *reterr)
@@ -233,6 +314,7 @@ static int scan(struct disk *d, struct dray_err *reterr)
 		return r;
 	}
 	remove_unused(d, l);
+	punch_gaps(d, l);
 	trim_used(d, l);
 	d->load = dray_take(l);
 	return 0;
