@@ -551,6 +551,99 @@ static void test_connect_fails(void **state)
 	part();
 }
 
+/* Each attempt fails, and others are always under way: transfers do not wait for them, and use queue pairs again when there are some. */
+static void test_connect_fails_in_turn(void **state)
+{
+	union pmsg_body none = { .ports = { { NULL, 0 } } };
+
+	see(1, 1, 3);
+	UNTIL(IS(0, "up"));
+	meet(1);
+	say(RDMA_WANTED, 0, 0);
+	for (unsigned i = 1; i <= 3; i++) {
+		UNTIL(lab->n_asked == 2 + i);
+		assert_int_equal(lab->asked[i].class, DMSG_CLASS_BULK);
+		assert_int_equal(told(RDMA_UNREACHABLE), 0);
+		lab->asked_fn[i](lab->asked_arg[i], DRAY_E_IO, &none);
+		UNTIL(lab->closes == i);
+		lab->close_fn(lab->close_arg, 0, NULL);
+	}
+	UNTIL(told(RDMA_UNREACHABLE) == 2);
+	UNTIL(lab->n_asked == 6);
+	/* three are left: that of the latency class, and the last ones */
+	for (unsigned i = 1; i < 3; i++) {
+		lab->asked_fn[i] = lab->asked_fn[i + 3];
+		lab->asked_arg[i] = lab->asked_arg[i + 3];
+	}
+	lab->n_asked = 3;
+	answer_connects(0);
+	UNTIL(told(RDMA_QP_UP) == 3);
+	part();
+}
+
+static struct path *only_path(void)
+{
+	struct rail_peer *peer = dray_list_first(&lab->rails->peers, struct rail_peer, link);
+
+	return dray_list_first(&peer->paths, struct path, link);
+}
+
+/* The newest queue pair is lost by a fault, and both its ends are destroyed. */
+static void lose_one(unsigned *up)
+{
+	unsigned closes = lab->closes, dead = told(RDMA_QP_DEAD);
+
+	say(RDMA_QP_LOST, last(RDMA_QP_UP)->id, IBV_WC_RETRY_EXC_ERR);
+	UNTIL(lab->closes == closes + 1);
+	lab->close_fn(lab->close_arg, 0, NULL);
+	UNTIL(told(RDMA_QP_DEAD) == dead + 1);
+	*up += 1;
+}
+
+/* Queue pairs are connected, and fail when they are used, one after the other: transfers leave the path, which is tried again later. */
+static void test_path_moves_nothing(void **state)
+{
+	unsigned up = 3, closes;
+
+	see(1, 1, 3);
+	UNTIL(IS(0, "up"));
+	meet(1);
+	say(RDMA_WANTED, 0, 0);
+	UNTIL(lab->n_asked == 3);
+	answer_connects(0);
+	UNTIL(told(RDMA_QP_UP) == 3);
+	/* one that moves something between losses is not given up */
+	for (unsigned i = 0; i < 5; i++) {
+		atomic_fetch_add(&only_path()->counters.slices, 1);
+		lose_one(&up);
+		UNTIL(lab->n_asked == 1);
+		answer_connects(0);
+		UNTIL(told(RDMA_QP_UP) == up);
+	}
+	assert_int_equal(told(RDMA_QP_LOSE), 0);
+	lose_one(&up);
+	UNTIL(lab->n_asked == 1);
+	answer_connects(0);
+	UNTIL(told(RDMA_QP_UP) == up);
+	assert_int_equal(told(RDMA_QP_LOSE), 0);
+	lose_one(&up);
+	/* the others, too */
+	assert_int_equal(told(RDMA_QP_LOSE), 2);
+	assert_int_equal(told(RDMA_UNREACHABLE), 2);
+	closes = lab->closes;
+	for (unsigned i = 0, n = lab->n_told; i < n; i++)
+		if (lab->told[i].type == RDMA_QP_LOSE)
+			say(RDMA_QP_LOST, lab->told[i].id, RDMA_LOSS_COMMAND);
+	UNTIL(lab->closes == closes + 2);
+	for (unsigned i = closes; i < closes + 2; i++)
+		lab->close_fn(lab->close_args[i % DRAY_ARRAY_SIZE(lab->close_args)], 0, NULL);
+	/* after a pause queue pairs are made again */
+	UNTIL(lab->n_asked == 3);
+	answer_connects(0);
+	UNTIL(told(RDMA_QP_UP) == up + 2);
+	part();
+}
+
 /* max_cqe limits the completion queue, so the last queue pair has less depth. */
 static void test_completion_queue_short(void **state)
 {
@@ -967,6 +1060,8 @@ int main(void)
 		TEST(close_before_connect),
 		TEST(keys_of_a_device_that_goes),
 		TEST(connect_fails),
+		TEST(connect_fails_in_turn),
+		TEST(path_moves_nothing),
 		TEST(completion_queue_short),
 		TEST(completion_queue_full),
 		TEST(crowded),

@@ -25,6 +25,11 @@
 #define DEPTH_MIN 16
 /* Queue pairs to a peer of one rail, worker and class, with those that are being destroyed: so many times as are configured. */
 #define CROWD 2
+/* After so many failed attempts transfers no longer wait for the queue pairs of a path that are being made. */
+#define UNMADE_MAX 3
+/* After so many rounds in which a path has moved nothing it is not used for so many of the longest pauses. */
+#define FUTILE_MAX 3
+#define FUTILE_PAUSES 6
 
 static void path_log(const struct path *path, const char *why)
 {
@@ -33,12 +38,24 @@ static void path_log(const struct path *path, const char *why)
 		    path->rail->port, path->peer->handle);
 }
 
+/*
+ * Its queue pairs can be connected, and fail when they are used. Nothing but transfers would prove them, so they are tried seldom. Nothing else
+ * reaches an engine.
+ */
+static bool is_futile(const struct path *path)
+{
+	return path->futile >= FUTILE_MAX && path->slices == atomic_load(&path->counters.slices) &&
+	       !path->peer->segment;
+}
+
 static void path_failed(struct path *path, const char *what, const char *why)
 {
 	struct rails *r = path->peer->rails;
 
 	path->fails++;
-	path->retry_ns = rails_now(r) + rails_backoff(r, path->fails);
+	path->retry_ns = rails_now(r) + (is_futile(path) ?
+						 FUTILE_PAUSES * r->cfg->peer.backoff_max :
+						 rails_backoff(r, path->fails));
 	rails_retry(path->peer, path->retry_ns);
 	snprintf(path->failure, sizeof(path->failure), "%s: %s", what, why);
 	path_log(path, path->failure);
@@ -48,6 +65,7 @@ static void path_failed(struct path *path, const char *what, const char *why)
 static void attempt_failed(struct path *path, unsigned worker, const char *what, const char *why)
 {
 	path->refused |= (uint8_t)(1u << worker);
+	path->unmade++;
 	path_failed(path, what, why);
 }
 
@@ -121,8 +139,9 @@ static void connect_done(struct dray_job *j)
 	q->was_up = true;
 	q->up_ns = rails_now(q->peer->rails);
 	path->refused &= (uint8_t) ~(1u << q->worker);
+	path->unmade = 0;
 	q->peer->given_up[q->class] &= (uint8_t) ~(1u << q->worker);
-	if (path->fails)
+	if (path->fails && !is_futile(path))
 		log_info(AREA, "the path has recovered device=%s port=%u peer=%" PRIx64,
 			 q->rail->device_name, q->rail->port, q->peer->handle);
 	rails_tell(q->peer->rails, q->worker, RDMA_QP_UP, q->peer->handle, q->id, describe(q));
@@ -335,6 +354,7 @@ static bool qp_new(struct path *path, unsigned worker, enum dmsg_class class)
 	}
 	q->peer = path->peer;
 	q->path = path;
+	q->round = path->round;
 	q->worker = worker;
 	q->class = class;
 	q->depth = depth;
@@ -383,6 +403,18 @@ static unsigned count(const struct path *path, unsigned worker, enum dmsg_class 
 	return n;
 }
 
+/* Those of them that transfers may wait for. */
+static unsigned count_expected(const struct path *path, unsigned worker, enum dmsg_class class)
+{
+	bool ready = !path->peer->segment && (path->unmade >= UNMADE_MAX || is_futile(path));
+	unsigned n = 0;
+
+	dray_list_for_each(&path->peer->qps, q, struct qp, link)
+		n += q->path == path && q->worker == worker && q->class == class && is_living(q) &&
+		     (!ready || q->state == QP_UP);
+	return n;
+}
+
 static bool may_connect(const struct path *path, int64_t now)
 {
 	return path->active && path->rail->state == RAIL_UP && path->rail->cqs_told &&
@@ -407,11 +439,11 @@ static void connect_worker(struct rail_peer *peer, unsigned worker)
 			       has_room(path, worker) &&
 			       qp_new(path, worker, (enum dmsg_class) class))
 				n++;
+			expected[class] += count_expected(path, worker, (enum dmsg_class) class);
 			/* nothing else reaches an engine: transfers wait for the next attempt, unless the last one has failed */
 			if (peer->segment && path->active &&
 			    !((path->refused | path->full) >> worker & 1))
-				n++;
-			expected[class] += n;
+				expected[class]++;
 		}
 		if (path->active && path->retry_ns > now)
 			rails_retry(peer, path->retry_ns);
@@ -419,7 +451,7 @@ static void connect_worker(struct rail_peer *peer, unsigned worker)
 	for (unsigned class = 0; class < DRAY_ARRAY_SIZE(want); class ++) {
 		if (expected[class] || (peer->given_up[class] >> worker & 1))
 			continue;
-		/* none exists and none is under construction: pending transfers use another transport meanwhile */
+		/* none exists and none is expected: pending transfers use another transport meanwhile */
 		peer->given_up[class] |= (uint8_t)(1u << worker);
 		rails_tell(peer->rails, worker, RDMA_UNREACHABLE, peer->handle, class, NULL);
 	}
@@ -460,6 +492,35 @@ static const char *loss_text(uint32_t code)
 	}
 }
 
+/* The queue pair was ready and is lost by a fault. Those that were begun before the last such loss tell nothing new. */
+static void count_futile(struct qp *q)
+{
+	struct path *path = q->path;
+	uint64_t slices = atomic_load(&path->counters.slices);
+
+	if (slices != path->slices)
+		path->futile = 1;
+	else if (q->round == path->round)
+		path->futile++;
+	else
+		return;
+	path->slices = slices;
+	path->round++;
+	if (path->futile == FUTILE_MAX && is_futile(path))
+		path_log(path, "queue pairs can be connected and move nothing: transfers use other "
+			       "paths or the next transport");
+}
+
+/* Transfers leave a path that has moved nothing. */
+static void leave_futile(struct path *path)
+{
+	if (!is_futile(path))
+		return;
+	dray_list_for_each(&path->peer->qps, q, struct qp, link)
+		if (q->path == path)
+			connect_lose(q);
+}
+
 void connect_handle_lost(struct rails *r, dray_handle id, uint32_t code)
 {
 	struct qp *q = dray_handles_get(&r->qps, id);
@@ -472,7 +533,11 @@ void connect_handle_lost(struct rails *r, dray_handle id, uint32_t code)
 		why = NULL;
 	if (rails_now(r) - q->up_ns > LIVED_NS)
 		q->path->fails = 0;
-	if (why)
+	if (why) {
+		count_futile(q);
 		path_failed(q->path, "a queue pair was lost", why);
+	}
+	q->state = QP_LOSING;
+	leave_futile(q->path);
 	qp_die(q);
 }

@@ -120,6 +120,10 @@ struct path {
 	struct rdma_counters counters;
 	uint32_t fails;
 	int64_t retry_ns;
+	uint32_t unmade; /* failed attempts to make a queue pair, since one was ready */
+	/* rounds in a row whose queue pairs were ready and lost, and nothing was moved; `slices` were, when it was counted */
+	uint32_t futile, round;
+	uint64_t slices;
 };
 
 #define QP_PSN_MASK 0xffffff
@@ -163,6 +167,7 @@ struct qp {
 	/* one that posts */
 	struct path *path;
 	unsigned worker;
+	uint32_t round; /* of its path when it was begun */
 	unsigned slot; /* to an engine: no other one of these devices, worker and class that lives has it */
 	enum dmsg_class class;
 	bool requested; /* the peer knows it */
