@@ -172,6 +172,45 @@ static void test_shared(void **state)
 	assert_int_equal(dev.mrs, 1);
 }
 
+/* Regions within the bytes of another one share its registration wherever they are, those that pass its ends do not. */
+static void test_shared_places(void **state)
+{
+	static const struct {
+		uint64_t base, length;
+		bool shared;
+	} more[] = {
+		{ GIB + 12288, 1, true },      { GIB + 32767, 1, true },
+		{ GIB + 12288, 20480, true },  { GIB + 16384 - 8, 16, true },
+		{ GIB + 20000, 12000, true },  { GIB + 12287, 2, false },
+		{ GIB + 32767, 2, false },     { GIB + 12287, 20481, false },
+		{ GIB + 16384, 32768, false }, { GIB - 8192, 8192, false },
+	};
+	struct region_view *v[DRAY_ARRAY_SIZE(more) + 1];
+	unsigned registered = 1;
+
+	see(1, 1, 3);
+	UNTIL(IS(0, "up"));
+	v[0] = view_new(REGION(1), GIB + 12288, 20480, DMSG_ACCESS_ALL);
+	rails_region_add(lab->rails, v[0], NULL);
+	UNTIL(strstr(text_of(v[0]), "registered"));
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(more); i++) {
+		v[i + 1] = view_new(REGION(i + 2), more[i].base, more[i].length, DMSG_ACCESS_ALL);
+		rails_region_add(lab->rails, v[i + 1], NULL);
+		UNTIL(strstr(text_of(v[i + 1]), "registered"));
+		registered += !more[i].shared;
+		assert_int_equal(dev.registered, registered);
+	}
+	/* the first one is not shared any more when all that share it are gone */
+	for (unsigned i = 0; i <= DRAY_ARRAY_SIZE(more); i++)
+		remove_region(v[i]);
+	assert_int_equal(dev.mrs, 1);
+	v[0] = view_new(REGION(1), GIB + 12288, 1, DMSG_ACCESS_ALL);
+	rails_region_add(lab->rails, v[0], NULL);
+	UNTIL(strstr(text_of(v[0]), "registered"));
+	assert_int_equal(dev.registered, registered + 1);
+	remove_region(v[0]);
+}
+
 void __real_rail_regions_check(struct rails *r);
 void __wrap_rail_regions_check(struct rails *r);
 
@@ -1046,6 +1085,7 @@ int main(void)
 		TEST(slices),
 		TEST(first_parts),
 		TEST(shared),
+		TEST(shared_places),
 		TEST(many_removed),
 		TEST(removed_with_another),
 		TEST(store),

@@ -246,6 +246,8 @@ struct rails {
 	struct rail *v[RAILS_MAX];
 	unsigned n;
 	struct dray_list devices, peers, regions, registrations, windows;
+	struct dray_map shared; /* struct registration of host memory, by place */
+	uint64_t shared_levels; /* mask: at these there was one */
 	struct guests guests;
 	struct dray_map by_handle; /* struct rail_peer that is not down */
 	struct dray_map regions_by_handle;
@@ -343,10 +345,20 @@ enum registration_use {
 	REGISTRATION_FOR_ENGINES, /* local in the protection domain of guests: only our queue pairs access it */
 };
 
+/* Of host memory that regions share: where it is, in steps that are about as long (registration.c). */
+struct registration_place {
+	uint64_t index;
+	uint32_t level;
+	uint16_t access, use;
+};
+
 /* A range of memory that regions share; for guests: a range that only one export has. */
 struct registration {
-	struct dray_list link;    /* on rails->registrations: those without references first */
-	struct dray_list waiting; /* of struct rail_region, until it is gone */
+	struct dray_list link;         /* on rails->registrations: those without references first */
+	struct dray_list waiting;      /* of struct rail_region, until it is gone */
+	struct dray_list parts;        /* of regions, which are its references; rail_region.c */
+	struct dray_map_node by_place; /* in rails->shared while regions may come to share it */
+	struct registration_place place;
 	struct rails *rails;
 	uint8_t *base;
 	uint64_t length, iova;

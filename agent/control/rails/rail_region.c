@@ -22,6 +22,8 @@
 
 /* The range of a region that lies in one registration. */
 struct part {
+	struct dray_list link; /* on registration->parts */
+	struct rail_region *region;
 	struct registration *registration;
 	uint8_t *base;
 	uint64_t offset, length; /* in the region */
@@ -376,19 +378,26 @@ static void publish(struct rail_region *region)
 		grants_of_region(r->deps.regions, region->handle, tell_importer, region);
 }
 
-static bool uses(const struct rail_region *region, const struct registration *g)
+/* Of the region's parts in one registration only one is. */
+static bool is_first(const struct part *p)
 {
-	for (uint32_t i = 0; i < region->n; i++)
-		if (region->parts[i].registration == g)
-			return true;
-	return false;
+	const struct part *first = p->region->parts;
+
+	while (first->registration != p->registration)
+		first++;
+	return p == first;
 }
 
 void rail_regions_publish(struct rails *r, const struct registration *g)
 {
-	dray_list_for_each(&r->regions, region, struct rail_region, link)
-		if (!g || uses(region, g))
+	if (!g) {
+		dray_list_for_each(&r->regions, region, struct rail_region, link)
 			publish(region);
+		return;
+	}
+	dray_list_for_each(&g->parts, p, struct part, link)
+		if (is_first(p))
+			publish(p->region);
 }
 
 unsigned rails_grant_keys(struct rails *r, dray_handle peer, dray_handle grant, uint8_t *buf,
@@ -416,8 +425,12 @@ static void parts_make(struct rail_region *region)
 
 static void parts_release(struct rail_region *region)
 {
-	while (region->n)
-		registration_unref(region->parts[--region->n].registration);
+	while (region->n) {
+		struct part *p = &region->parts[--region->n];
+
+		dray_list_del(&p->link);
+		registration_unref(p->registration);
+	}
 }
 
 /*
@@ -439,14 +452,6 @@ static struct registration *held_by(const struct rail_region *region)
 	return NULL;
 }
 
-static bool shares(const struct rail_region *a, const struct rail_region *b)
-{
-	for (uint32_t i = 0; i < a->n; i++)
-		if (uses(b, a->parts[i].registration))
-			return true;
-	return false;
-}
-
 /* Workers, work requests or importers may still use keys of the region. */
 static bool is_in_use(const struct rail_region *region)
 {
@@ -456,9 +461,10 @@ static bool is_in_use(const struct rail_region *region)
 /* The region shares memory regions with one that is being renewed. */
 static bool shares_renewal(const struct rail_region *region)
 {
-	dray_list_for_each(&region->rails->regions, x, struct rail_region, link)
-		if (x != region && x->renew && shares(x, region))
-			return true;
+	for (uint32_t i = 0; i < region->n; i++)
+		dray_list_for_each(&region->parts[i].registration->parts, p, struct part, link)
+			if (p->region != region && p->region->renew)
+				return true;
 	return false;
 }
 
@@ -572,12 +578,15 @@ static struct rail_region *add(struct rails *r, const struct rail_region *like,
 			free(region);
 			return NULL;
 		}
-		region->parts[region->n++] = (struct part){
+		region->parts[i] = (struct part){
+			.region = region,
 			.registration = g,
 			.base = v[i].base,
 			.offset = v[i].start,
 			.length = v[i].length,
 		};
+		dray_list_add(&g->parts, &region->parts[i].link);
+		region->n++;
 	}
 	region->n_parts = n;
 	region->announce = region->memory == REGION_RDMA && !region->twin_of;
@@ -739,9 +748,10 @@ static void renew(struct rail_region *region)
 	publish(region);
 	if (region->handle)
 		grants_with_keys(r->deps.regions, region->handle, rekey_importer, region);
-	dray_list_for_each(&r->regions, x, struct rail_region, link)
-		if (!x->renew && !x->removing && shares(x, region))
-			renew(x);
+	for (uint32_t i = 0; i < region->n; i++)
+		dray_list_for_each(&region->parts[i].registration->parts, p, struct part, link)
+			if (!p->region->renew && !p->region->removing)
+				renew(p->region);
 }
 
 static bool is_registered(const struct rail_region *region)

@@ -339,6 +339,7 @@ int rails_new(struct rails **ret, const struct rails_deps *deps, struct dray_err
 	dray_list_init(&r->regions);
 	dray_map_init(&r->regions_by_handle);
 	dray_list_init(&r->registrations);
+	dray_map_init(&r->shared);
 	dray_list_init(&r->renewals);
 	dray_list_init(&r->unheld);
 	dray_list_init(&r->windows);
@@ -392,6 +393,7 @@ struct rails *rails_free(struct rails *r)
 	dray_handles_deinit(&r->qps);
 	dray_map_deinit(&r->by_handle);
 	dray_map_deinit(&r->regions_by_handle);
+	dray_map_deinit(&r->shared);
 	dray_heap_deinit(&r->retries);
 	nd_scan_free(r->scan);
 	free(r);

@@ -356,31 +356,78 @@ static struct registration *registration_new(struct rails *r, const struct regis
 	g->rails = r;
 	g->refs = 1;
 	dray_list_init(&g->mrs);
+	dray_list_init(&g->parts);
 	dray_list_init(&g->waiting);
 	dray_list_init(&g->link);
 	dray_list_add(&r->registrations, &g->link);
 	return g;
 }
 
+/* The least n with bytes <= 2^n. */
+static unsigned level_of(uint64_t bytes)
+{
+	return bytes > 1 ? 64 - (unsigned)__builtin_clzll(bytes - 1) : 0;
+}
+
+/*
+ * A registration of level n has a place in steps of 2^n bytes. So one that contains some bytes begins in the same step as these or in the
+ * one before, on their level or above.
+ */
+static struct registration *find_shared(struct rails *r, const uint8_t *base, uint64_t length,
+					uint16_t access, enum registration_use use)
+{
+	uint64_t levels = r->shared_levels >> level_of(length) << level_of(length);
+
+	for (; levels; levels &= levels - 1) {
+		struct registration_place at = { .level = (uint32_t)__builtin_ctzll(levels),
+						 .access = access,
+						 .use = (uint16_t)use };
+
+		for (unsigned before = 0; before < 2; before++) {
+			at.index = ((uintptr_t)base >> at.level) - before;
+			dray_map_for_each_of(&r->shared, &at, sizeof(at), g, struct registration,
+					     by_place)
+				if (base >= g->base && base + length <= g->base + g->length)
+					return g;
+		}
+	}
+	return NULL;
+}
+
+static void share(struct registration *g)
+{
+	struct rails *r = g->rails;
+
+	g->place = (struct registration_place){ .level = level_of(g->length),
+						.access = g->access,
+						.use = (uint16_t)g->use };
+	g->place.index = (uintptr_t)g->base >> g->place.level;
+	r->shared_levels |= 1ull << g->place.level;
+	dray_map_add(&r->shared, &g->by_place, &g->place, sizeof(g->place));
+}
+
 struct registration *registration_get(struct rails *r, uint8_t *base, uint64_t length,
 				      uint16_t access, const struct region_dmabuf *dmabuf,
 				      enum registration_use use)
 {
-	dray_list_for_each(&r->registrations, it, struct registration, link)
-		if (it->refs && !dmabuf && it->dmabuf.fd < 0 && it->access == access &&
-		    it->use == use && base >= it->base && base + length <= it->base + it->length) {
-			it->refs++;
-			return it;
-		}
-	return registration_new(r, &(struct registration){
-					   .base = base,
-					   .length = length,
-					   .iova = (uintptr_t)base,
-					   .dmabuf = dmabuf ? *dmabuf :
-							      (struct region_dmabuf){ -1, 0 },
-					   .access = access,
-					   .use = use,
-				   });
+	struct registration *g = dmabuf ? NULL : find_shared(r, base, length, access, use);
+
+	if (g) {
+		g->refs++;
+		return g;
+	}
+	g = registration_new(r,
+			     &(struct registration){
+				     .base = base,
+				     .length = length,
+				     .iova = (uintptr_t)base,
+				     .dmabuf = dmabuf ? *dmabuf : (struct region_dmabuf){ -1, 0 },
+				     .access = access,
+				     .use = use,
+			     });
+	if (g && !dmabuf)
+		share(g);
+	return g;
 }
 
 struct registration *registration_for_guests(struct guest_range *range, struct rails *r,
@@ -400,6 +447,7 @@ void registration_unref(struct registration *g)
 {
 	if (--g->refs)
 		return;
+	dray_map_del(&g->rails->shared, &g->by_place);
 	/* in front are those that regions may have to wait for, the last one first */
 	dray_list_del(&g->link);
 	dray_list_add_front(&g->rails->registrations, &g->link);

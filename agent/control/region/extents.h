@@ -11,17 +11,17 @@
 
 #include "agent/control/owner/owner.h"
 #include "agent/control/region/region.h"
-#include "lib/list.h"
+#include "lib/map.h"
 
 /* --- mapping.c: mappings of client files --- */
 
 /*
- * Openers of several owners use it together with the control thread. The lock covers the list and the references, never a
- * system call.
+ * Openers of several owners use it together with the control thread. The lock covers the map and the references, never a
+ * wait for a file.
  */
 struct mappings {
 	pthread_mutex_t lock;
-	struct dray_list list;
+	struct dray_map by_file; /* of struct mapping */
 };
 
 /* Descriptors with the same id refer to the same file. */
@@ -46,7 +46,7 @@ struct mapping_key {
  * allocates its pages, but fills its page tables.
  */
 struct mapping {
-	struct dray_list link; /* a reservation is in no list */
+	struct dray_map_node by_file; /* a reservation is in no map */
 	struct mappings *mappings;
 	struct mapping_key key;
 	struct owner *owner; /* which pays for it, and whose thread unmaps it */

@@ -16,11 +16,12 @@
 void mappings_init(struct mappings *ms)
 {
 	pthread_mutex_init(&ms->lock, NULL);
-	dray_list_init(&ms->list);
+	dray_map_init(&ms->by_file);
 }
 
 void mappings_deinit(struct mappings *ms)
 {
+	dray_map_deinit(&ms->by_file);
 	pthread_mutex_destroy(&ms->lock);
 }
 
@@ -37,7 +38,8 @@ static struct mapping *find(struct mappings *ms, const struct owner *o,
 	struct mapping *found = NULL;
 
 	pthread_mutex_lock(&ms->lock);
-	dray_list_for_each(&ms->list, m, struct mapping, link)
+	dray_map_for_each_of(&ms->by_file, &key->file, sizeof(key->file), m, struct mapping,
+			     by_file)
 		if (!found && m->owner == o && key_equal(&m->key, key) && m->bytes >= bytes)
 			found = m;
 	if (found)
@@ -143,7 +145,6 @@ static int mapping_new(struct mappings *ms, struct owner *o, int fd, uint64_t by
 			       .refs = 1,
 			       .bytes = bytes,
 			       .fd = fcntl(fd, F_DUPFD_CLOEXEC, 3) };
-	dray_list_init(&m->link);
 	if (m->fd < 0)
 		return dray_err_set(reterr, -errno, DRAY_E_NO_FDS,
 				    "the descriptor of a region cannot be duplicated: %s",
@@ -174,7 +175,7 @@ int mapping_get(struct mappings *ms, struct owner *o, const struct mapping_key *
 	madvise(m->base, bytes, MADV_DONTDUMP);
 	/* two owners that map one file at once get two mappings */
 	pthread_mutex_lock(&ms->lock);
-	dray_list_add(&ms->list, &m->link);
+	dray_map_add(&ms->by_file, &m->by_file, &m->key.file, sizeof(m->key.file));
 	pthread_mutex_unlock(&ms->lock);
 	*ret = dray_take(m);
 	return 0;
@@ -218,7 +219,7 @@ void mapping_unref(struct mapping *m)
 	pthread_mutex_lock(&ms->lock);
 	last = !--m->refs;
 	if (last)
-		dray_list_del(&m->link);
+		dray_map_del(&ms->by_file, &m->by_file);
 	pthread_mutex_unlock(&ms->lock);
 	if (!last)
 		return;
