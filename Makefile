@@ -209,6 +209,8 @@ $(O)/tests/unit/%.o: CFLAGS_own := -Wno-null-dereference
 $(B)/tests/unit/test_worker: LIBS_test += -Wl,--wrap=packet_new
 # It counts what is ranked.
 $(B)/tests/unit/test_segments: LIBS_test += -Wl,--wrap=preferred_rank
+# It has no DMA-BUF, and maps a file as one.
+$(B)/tests/unit/test_region: LIBS_test += -Wl,--wrap=extents_map
 # It counts the regions that are looked at.
 $(B)/tests/unit/test_rails $(B)/tests/unit/tsan_rails: LIBS_test += -Wl,--wrap=rail_regions_check
 # Any other program of tests/: tests/unit/test_rings.c becomes build/asan/tests/unit/test_rings.

@@ -7,12 +7,15 @@
 
 #include "agent/control/region/region.h"
 
-static inline void no_devices_added(struct rails *rails, const struct region_view *view,
-				    const struct region_dmabuf *dmabufs)
+static int no_devices_error; /* of what is added */
+
+static inline int no_devices_added(struct rails *rails, const struct region_view *view,
+				   const struct region_dmabuf *dmabufs)
 {
 	(void)rails;
 	(void)view;
 	(void)dmabufs;
+	return no_devices_error;
 }
 
 static inline void no_devices_removed(struct rails *rails, dray_handle region,

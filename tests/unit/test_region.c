@@ -8,6 +8,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 
+#include "agent/control/region/extents.h"
 #include "lib/fault.h"
 #include "tests/unit/region_fixture.h"
 
@@ -622,6 +623,68 @@ static void test_close_fds(void **state)
 	/* the teardown checks the number of descriptors */
 }
 
+/* The memory of kind dmabuf is that of a memfd here. */
+int __real_extents_map(struct mappings *ms, const struct region_spec *spec,
+		       enum region_memory memory, uint64_t limit, struct extents *e,
+		       struct dray_err *reterr);
+int __wrap_extents_map(struct mappings *ms, const struct region_spec *spec,
+		       enum region_memory memory, uint64_t limit, struct extents *e,
+		       struct dray_err *reterr);
+
+int __wrap_extents_map(struct mappings *ms, const struct region_spec *spec,
+		       enum region_memory memory, uint64_t limit, struct extents *e,
+		       struct dray_err *reterr)
+{
+	int r = __real_extents_map(ms, spec, REGION_HOST, limit, e, reterr);
+
+	if (r >= 0)
+		e->view->memory = memory;
+	return r;
+}
+
+/* No memory to register a DMA-BUF: its session gets one answer. If it has removed the region before, that is the answer. */
+static void test_dmabuf_without_memory(void **state)
+{
+	struct fixture *f = *state;
+	int fd = make_memfd(PAGE, 0);
+	uint8_t wire[DMSG_EXTENT_SIZE];
+	struct dmsg_region_add m = { .access = RW, .name = { "test", 4 }, .extents = { wire, 1 } };
+	unsigned removed = 0;
+
+	f->cfg.rdma.enable = true;
+	no_devices_error = -ENOMEM;
+	dmsg_extent_put(wire, &(struct dmsg_extent){ .kind = DMSG_KIND_DMABUF, .length = PAGE });
+	for (unsigned remove = 0; remove < 2; remove++) {
+		int copy = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+		struct region_added added;
+		struct region_spec spec = { .owner = &f->owner,
+					    .m = &m,
+					    .fds = &copy,
+					    .n_fds = 1,
+					    .added = add_ended,
+					    .arg = f };
+
+		owner_count_fds(f->uid_owner, 1);
+		f->adding = true;
+		last_err = DRAY_ERR_NULL;
+		assert_int_equal(region_add(f->regions, &spec, &added, &last_err), 0);
+		assert_true(added.pending);
+		if (remove)
+			assert_int_equal(region_remove(f->regions, added.region, SESSION, false,
+						       count_done, &removed),
+					 0);
+		for (unsigned i = 0; i < 1000 && (remove ? !removed : f->adding); i++) {
+			sd_event_run(f->event, 10000);
+			fake_answer_all();
+		}
+		assert_int_equal(last_err.code, remove ? 0 : DRAY_E_NO_MEMORY);
+		assert_int_equal(f->adding, remove);
+		assert_int_equal(removed, remove);
+	}
+	no_devices_error = 0;
+	close(fd);
+}
+
 int main(void)
 {
 #define T(t) cmocka_unit_test_setup_teardown(t, fixture_setup, fixture_teardown)
@@ -631,7 +694,7 @@ int main(void)
 		T(test_overlap),     T(test_requests),   T(test_shared_mappings),
 		T(test_page_tables), T(test_untouched),  T(test_pool),
 		T(test_huge),        T(test_pool_alone), T(test_remove),
-		T(test_hurry),       T(test_close_fds),
+		T(test_hurry),       T(test_close_fds),  T(test_dmabuf_without_memory),
 	};
 
 	return cmocka_run_group_tests_name("region", tests, NULL, NULL);

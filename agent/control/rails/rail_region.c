@@ -13,6 +13,7 @@
  * Queue pairs to engines with Mooncake are in another protection domain. When there is one, each region of a client gets a twin: the
  * same memory, registered there without access for others. Its keys go to workers alone.
  */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -641,20 +642,24 @@ void rail_regions_for_engines(struct rails *r)
 			twin_make(region);
 }
 
-void rails_region_add(struct rails *r, const struct region_view *view,
-		      const struct region_dmabuf *dmabufs)
+int rails_region_add(struct rails *r, const struct region_view *view,
+		     const struct region_dmabuf *dmabufs)
 {
 	const struct rail_region like = { .handle = view->o.handle,
 					  .memory = view->memory,
 					  .length = view->o.length };
+	const struct rail_region *region = NULL;
 
 	if (!r->cfg->rdma.enable)
-		return;
+		return 0;
 	if (is_registrable(view, dmabufs))
-		add(r, &like, view->extents, view->n_extents, view->o.access, dmabufs);
+		region = add(r, &like, view->extents, view->n_extents, view->o.access, dmabufs);
 	else if (engines_wanted(r))
 		/* without registrations: transfers to engines must learn that no keys will come */
-		add(r, &like, NULL, 0, 0, NULL);
+		region = add(r, &like, NULL, 0, 0, NULL);
+	else
+		return 0;
+	return region ? 0 : -ENOMEM;
 }
 
 void rails_store_add(struct rails *r, const struct region_view *view, bool lends)

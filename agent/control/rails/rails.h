@@ -73,10 +73,10 @@ void rails_handle_message(struct rails *r, unsigned worker, const struct transpo
 /*
  * Registers the memory of a region with every device. dmabufs: of each extent of device memory, which is not registered
  * without them; NULL for host memory. They and the view must live until `done` of rails_region_remove(). For REGION_RDMA
- * region_registered() reports the result, never inside this call.
+ * region_registered() reports the result, never inside this call. -ENOMEM: it is not registered, and nothing is reported.
  */
-void rails_region_add(struct rails *r, const struct region_view *view,
-		      const struct region_dmabuf *dmabufs);
+int rails_region_add(struct rails *r, const struct region_view *view,
+		     const struct region_dmabuf *dmabufs);
 /* No worker and no peer uses the region any more. done(arg) when no device has its memory; possibly inside the call. */
 void rails_region_remove(struct rails *r, dray_handle region, void (*done)(void *arg), void *arg);
 /*

@@ -153,12 +153,19 @@ static void region_begin(struct region *region)
 {
 	struct regions *r = region->regions;
 	const struct region_view *v = region_view_of(region);
+	int e;
 
 	if (!region->early)
 		pool_publish(r->deps.pool, &v->o);
-	r->deps.up->added(*r->deps.rails, v, region->extents.dmabufs);
+	e = r->deps.up->added(*r->deps.rails, v, region->extents.dmabufs);
 	if (r->deps.gpus && v->memory == REGION_HOST)
 		gpus_region_added(r->deps.gpus, v);
+	/* other memory is of use without RDMA */
+	if (e < 0 && v->memory == REGION_RDMA) {
+		dray_err_set(&region->refused, e, DRAY_E_NO_MEMORY,
+			     "no memory to register a DMA-BUF");
+		region_end(region, DRAY_E_NO_MEMORY, true);
+	}
 }
 
 /* Its memory cannot be used any more, or, if that is still being opened for early use, will never be usable. */

@@ -43,10 +43,11 @@ struct regions_upcalls {
 			     bool urgent);
 	/*
 	 * Register the region's memory with RDMA devices. dmabufs: of each of the view's extents for device memory; else
-	 * NULL. Both last until `removed` is done. REGION_RDMA: ends by region_registered().
+	 * NULL. Both last until `removed` is done. REGION_RDMA: ends by region_registered(), unless it returns -ENOMEM: then no
+	 * device will have the memory.
 	 */
-	void (*added)(struct rails *rails, const struct region_view *view,
-		      const struct region_dmabuf *dmabufs);
+	int (*added)(struct rails *rails, const struct region_view *view,
+		     const struct region_dmabuf *dmabufs);
 	/* Deregister the region, then run done(done_arg), possibly inside the call. */
 	void (*removed)(struct rails *rails, dray_handle region, void (*done)(void *arg),
 			void *done_arg);
