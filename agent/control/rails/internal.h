@@ -187,7 +187,7 @@ static inline struct qp *qp_of(struct dray_job *j)
 
 struct rail_peer {
 	struct dray_list link;
-	struct dray_map_node by_handle; /* in rails->by_handle, until it is down */
+	struct dray_map_node by_handle; /* in rails->by_handle, or in rails->down when it is down */
 	struct dray_heap_node retry; /* in rails->retries: the first of its paths to be tried again */
 	struct rails *rails;
 	dray_handle handle;
@@ -250,6 +250,7 @@ struct rails {
 	uint64_t shared_levels; /* mask: at these there was one */
 	struct guests guests;
 	struct dray_map by_handle; /* struct rail_peer that is not down */
+	struct dray_map down;      /* struct rail_peer that is, also by handle */
 	struct dray_map regions_by_handle;
 	struct dray_heap retries;  /* of struct rail_peer */
 	struct dray_list awaiting; /* struct rail_peer that waits for room for its window */

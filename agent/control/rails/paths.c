@@ -22,11 +22,15 @@ struct rail_peer *rail_peer_get(struct rails *r, dray_handle handle)
 			      struct rail_peer, by_handle);
 }
 
-/* Nothing finds the peer any more. */
+/* Nothing finds the peer any more but rails_peer_is_quiet(). */
 static void rail_peer_leave(struct rail_peer *peer)
 {
-	dray_map_del(&peer->rails->by_handle, &peer->by_handle);
-	dray_heap_del(&peer->rails->retries, &peer->retry);
+	struct rails *r = peer->rails;
+
+	dray_map_del(&r->by_handle, &peer->by_handle);
+	peer->down = true;
+	dray_map_add(&r->down, &peer->by_handle, &peer->handle, sizeof(peer->handle));
+	dray_heap_del(&r->retries, &peer->retry);
 	dray_list_del(&peer->awaits_window);
 }
 
@@ -44,7 +48,9 @@ void rail_peer_free(struct rail_peer *peer)
 		free(q);
 	}
 	dray_list_del(&peer->link);
-	rail_peer_leave(peer);
+	if (!peer->down)
+		rail_peer_leave(peer);
+	dray_map_del(&peer->rails->down, &peer->by_handle);
 	nd_scan_free(peer->scan);
 	free(peer->found);
 	free(peer->segment);
@@ -354,7 +360,6 @@ bool rails_peer_down(struct rails *r, dray_handle handle)
 	if (!peer)
 		return false;
 	windows_peer_down(r, handle);
-	peer->down = true;
 	rail_peer_leave(peer);
 	peer->quiet_due = !dray_list_empty(&peer->serving);
 	if (!peer->quiet_due && dray_list_empty(&peer->qps)) {
@@ -369,8 +374,13 @@ bool rails_peer_down(struct rails *r, dray_handle handle)
 
 bool rails_peer_is_quiet(struct rails *r, dray_handle handle)
 {
-	dray_list_for_each(&r->peers, peer, const struct rail_peer, link)
-		if (peer->handle == handle && !dray_list_empty(&peer->serving))
+	const struct rail_peer *peer = rail_peer_get(r, handle);
+
+	if (peer && !dray_list_empty(&peer->serving))
+		return false;
+	dray_map_for_each_of(&r->down, &handle, sizeof(handle), gone, const struct rail_peer,
+			     by_handle)
+		if (!dray_list_empty(&gone->serving))
 			return false;
 	return true;
 }
@@ -421,7 +431,6 @@ void rails_engine_down(struct rails *r, dray_handle handle)
 
 	for (unsigned i = 0; i < r->deps.pool->n; i++)
 		rails_tell(r, i, RDMA_ENGINE_DOWN, handle, 0, NULL);
-	peer->down = true;
 	rail_peer_leave(peer);
 	lose_unused(peer);
 	rail_peer_check(peer);

@@ -336,6 +336,7 @@ int rails_new(struct rails **ret, const struct rails_deps *deps, struct dray_err
 	dray_list_init(&r->peers);
 	dray_list_init(&r->awaiting);
 	dray_map_init(&r->by_handle);
+	dray_map_init(&r->down);
 	dray_list_init(&r->regions);
 	dray_map_init(&r->regions_by_handle);
 	dray_list_init(&r->registrations);
@@ -392,6 +393,7 @@ struct rails *rails_free(struct rails *r)
 		free(r->v[i]);
 	dray_handles_deinit(&r->qps);
 	dray_map_deinit(&r->by_handle);
+	dray_map_deinit(&r->down);
 	dray_map_deinit(&r->regions_by_handle);
 	dray_map_deinit(&r->shared);
 	dray_heap_deinit(&r->retries);
