@@ -630,27 +630,54 @@ static void test_fence_and_death(void **state)
 	client_close(c);
 }
 
+static unsigned drops;
+
+void __real_pool_drop(struct worker_pool *p, enum object_kind kind, dray_handle handle,
+		      uint32_t code, bool urgent, void (*done)(void *arg), void *arg);
+void __wrap_pool_drop(struct worker_pool *p, enum object_kind kind, dray_handle handle,
+		      uint32_t code, bool urgent, void (*done)(void *arg), void *arg);
+
+void __wrap_pool_drop(struct worker_pool *p, enum object_kind kind, dray_handle handle,
+		      uint32_t code, bool urgent, void (*done)(void *arg), void *arg)
+{
+	drops++;
+	__real_pool_drop(p, kind, handle, code, urgent, done, arg);
+}
+
+/* Many remotes of a session that ends are released in several turns of the loop. */
+static void test_many_remotes(void **state)
+{
+	const unsigned n = 2 * REMOTES_PER_TURN + 1;
+	struct lab *l = *state;
+	struct client *owner = client_open(l, "", 0), *user = client_open(l, "", 0);
+	struct token t = client_export(owner, client_add_filled(owner, PAGE, 1), 0, PAGE);
+
+	l->cfg->limits.remotes_per_session = n;
+	for (unsigned i = 0; i < n; i++)
+		client_import(user, &t);
+	client_close(user);
+	drops = 0;
+	for (unsigned turns = 0, before; totals(l).remotes; turns++) {
+		assert_true(turns < 100 * n);
+		before = drops;
+		lab_turn(l);
+		assert_in_range(drops - before, 0, REMOTES_PER_TURN);
+	}
+	assert_int_equal(drops, n);
+	lab_until(l, totals(l).open == 1);
+	client_close(owner);
+}
+
 int main(void)
 {
 #define T(t) cmocka_unit_test_setup_teardown(t, lab_setup, lab_teardown)
 	const struct CMUnitTest tests[] = {
-		T(test_add_remove),
-		T(test_add_refused),
-		T(test_fds_lost),
-		T(test_malformed),
-		T(test_quota),
-		T(test_pool),
-		T(test_local_remote),
-		T(test_import_refused),
-		T(test_owner_dies),
-		T(test_user_dies),
-		T(test_fault),
-		T(test_peer_import),
-		T(test_rekey),
-		T(test_fence),
-		T(test_fence_and_death),
-		T(test_release_of_lost),
-		T(test_release_during_drain),
+		T(test_add_remove),      T(test_add_refused),     T(test_fds_lost),
+		T(test_malformed),       T(test_quota),           T(test_pool),
+		T(test_local_remote),    T(test_import_refused),  T(test_owner_dies),
+		T(test_user_dies),       T(test_many_remotes),    T(test_fault),
+		T(test_peer_import),     T(test_rekey),           T(test_fence),
+		T(test_fence_and_death), T(test_release_of_lost), T(test_release_during_drain),
 	};
 
 	return cmocka_run_group_tests_name("session_region", tests, NULL, NULL);

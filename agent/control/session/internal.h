@@ -66,7 +66,11 @@ struct sessions {
 	void (*stopped)(void *arg);
 	void *stopped_arg;
 	sd_event_source *stopped_source;
-	sd_event_source *reaper; /* closes sessions that are doomed */
+	sd_event_source *reaper;  /* closes sessions that are doomed */
+	struct dray_list leaving; /* closed ones whose remotes are being released */
+	sd_event_source *leaver;  /* goes on with them in the next turn */
+	uint64_t turn;            /* of the loop */
+	unsigned released;        /* remotes, in that turn */
 };
 
 /* The sessions of one owner that named the same group. Freed with its last member. */
@@ -100,7 +104,9 @@ struct session {
 	struct ring_memory ring; /* arena NULL before RING_OPEN */
 	sd_event_source *pidfd_source;
 	struct dray_list regions, remotes, imports;
-	struct dray_list held; /* struct held_request */
+	struct dray_list unreleased; /* remotes of a closed session; the others are on `remotes` */
+	struct dray_list leaving;    /* in owner->leaving while there are some */
+	struct dray_list held;       /* struct held_request */
 	uint32_t held_bytes;
 	struct gpu_announcement *gpu; /* the GPU of HELLO; NULL: none */
 	struct mailbox_owner mailboxes;
@@ -148,7 +154,7 @@ struct remote_key {
 };
 
 struct remote {
-	struct dray_list link;      /* on session->remotes */
+	struct dray_list link;      /* on session->remotes, or unreleased */
 	struct dray_map_node index; /* in sessions->remotes_of_peers; not for local ones */
 	struct remote_key key;
 	struct session *session;
@@ -310,6 +316,11 @@ bool is_engine_token(struct dray_blob token);
 int import_engine(struct session *s, uint64_t request_id, struct dray_blob token,
 		  uint32_t timeout_ms, struct dray_err *reterr);
 
+/* Remotes of closed sessions that are released in one turn of the loop, each with commands to the workers. */
+#define REMOTES_PER_TURN 512
+
+/* 0 or -errno. */
+int remotes_leave_init(struct sessions *ss);
 void session_remotes_close(struct session *s);
 /* A live remote of this session's group, or NULL with reterr. */
 struct remote *remote_get(struct session *s, dray_handle handle, struct dray_err *reterr);

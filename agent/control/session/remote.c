@@ -34,7 +34,8 @@ struct remote *remote_get(struct session *s, dray_handle handle, struct dray_err
 {
 	struct remote *r = remote_find(s->owner, handle);
 
-	if (!r || r->state == REMOTE_RELEASING || r->view.o.group != s->shared.group) {
+	if (!r || r->state == REMOTE_RELEASING || r->session->closing ||
+	    r->view.o.group != s->shared.group) {
 		handle_refuse(reterr, handle, DMSG_HANDLE_KIND_REMOTE, "in this session's group");
 		return NULL;
 	}
@@ -482,8 +483,61 @@ int request_lease_acquire(struct session *s, struct request *rq, struct dray_err
 	return import(s, rq->id, m->token, m->timeout_ms, &m->label, reterr);
 }
 
+static bool may_release(struct sessions *ss)
+{
+	uint64_t turn;
+
+	if (sd_event_get_iteration(ss->deps.event, &turn) < 0)
+		return true;
+	if (turn != ss->turn) {
+		ss->turn = turn;
+		ss->released = 0;
+	}
+	return ss->released < REMOTES_PER_TURN;
+}
+
+/* This may free the session. */
+static void leave(struct remote *r)
+{
+	struct session *s = r->session;
+
+	s->owner->released++;
+	dray_list_add(&s->remotes, &r->link);
+	r->replies = false;
+	release(r, DRAY_E_SESSION_CLOSED);
+}
+
+/* Sessions take turns, so that one with few remotes does not wait for one with many. */
+static int on_turn(sd_event_source *source, void *arg)
+{
+	struct sessions *ss = arg;
+	struct session *s;
+
+	while (may_release(ss) && (s = dray_list_pop(&ss->leaving, struct session, leaving))) {
+		struct remote *r = dray_list_pop(&s->unreleased, struct remote, link);
+
+		if (!dray_list_empty(&s->unreleased))
+			dray_list_add(&ss->leaving, &s->leaving);
+		if (r)
+			leave(r);
+	}
+	if (!dray_list_empty(&ss->leaving))
+		sd_event_source_set_enabled(source, SD_EVENT_ONESHOT);
+	return 0;
+}
+
+int remotes_leave_init(struct sessions *ss)
+{
+	int r = sd_event_add_defer(ss->deps.event, &ss->leaver, on_turn, ss);
+
+	return r < 0 ? r : sd_event_source_set_enabled(ss->leaver, SD_EVENT_OFF);
+}
+
 void session_remotes_close(struct session *s)
 {
+	struct sessions *ss = s->owner;
+	struct remote *r;
+
 	dray_list_for_each(&s->imports, i, struct pending_import, link) {
 		if (i->is_mooncake)
 			mooncake_import_cancel(s->owner->deps.mooncake, i->id);
@@ -492,8 +546,12 @@ void session_remotes_close(struct session *s)
 		pending_import_uncount(i);
 		free(i);
 	}
-	dray_list_for_each(&s->remotes, r, struct remote, link) {
-		r->replies = false;
-		release(r, DRAY_E_SESSION_CLOSED);
-	}
+	dray_list_splice(&s->unreleased, &s->remotes);
+	/* the session stays, because its worker has not answered the close */
+	while (may_release(ss) && (r = dray_list_pop(&s->unreleased, struct remote, link)))
+		leave(r);
+	if (dray_list_empty(&s->unreleased))
+		return;
+	dray_list_add(&ss->leaving, &s->leaving);
+	sd_event_source_set_enabled(ss->leaver, SD_EVENT_ONESHOT);
 }

@@ -84,9 +84,12 @@ int sessions_new(struct sessions **ret, const struct sessions_deps *deps, struct
 	dray_handles_init(&ss->remotes, DRAY_HANDLES_MAX, DMSG_HANDLE_KIND_REMOTE);
 	dray_map_init(&ss->remotes_of_peers);
 	dray_list_init(&ss->rekeys);
+	dray_list_init(&ss->leaving);
 	r = sd_event_add_defer(deps->event, &ss->reaper, handle_doomed, ss);
 	if (r >= 0)
 		r = sd_event_source_set_enabled(ss->reaper, SD_EVENT_OFF);
+	if (r >= 0)
+		r = remotes_leave_init(ss);
 	if (r < 0) {
 		close_passed(deps);
 		return dray_err_set(reterr, r, DRAY_E_NO_MEMORY, "no memory for sessions");
@@ -110,6 +113,7 @@ struct sessions *sessions_free(struct sessions *ss)
 	ss->stopped_source = sd_event_source_disable_unref(ss->stopped_source);
 	rekeys_free(ss);
 	ss->reaper = sd_event_source_disable_unref(ss->reaper);
+	ss->leaver = sd_event_source_disable_unref(ss->leaver);
 	/* workers still use the quotas and rings of these sessions */
 	if (ss->table.count) {
 		log_warning("session", "%" PRIu32 " sessions have not ended, ignoring",
@@ -193,6 +197,7 @@ static void session_free(struct session *s)
 	owner_put(s->uid_owner, RESOURCE_NOTIFICATIONS, atomic_load(&s->shared.notifications));
 	owner_unref(s->uid_owner);
 	dray_list_del(&s->group_link);
+	dray_list_del(&s->leaving);
 	if (g && dray_list_empty(&g->members)) {
 		dray_handles_del(&s->owner->groups, g->handle);
 		free(g);
@@ -242,6 +247,8 @@ int session_open(struct sessions *ss, struct owner *o, const struct ucred *who,
 		dray_list_init(&s->group_link);
 		dray_list_init(&s->regions);
 		dray_list_init(&s->remotes);
+		dray_list_init(&s->unreleased);
+		dray_list_init(&s->leaving);
 		dray_list_init(&s->imports);
 		dray_list_init(&s->held);
 	}
@@ -384,7 +391,8 @@ void session_check(struct session *s)
 	struct sessions *ss = s->owner;
 
 	if (!s->closing || !s->worker_gone || !dray_list_empty(&s->regions) ||
-	    !dray_list_empty(&s->remotes) || !dray_list_empty(&s->imports))
+	    !dray_list_empty(&s->remotes) || !dray_list_empty(&s->unreleased) ||
+	    !dray_list_empty(&s->imports))
 		return;
 	log_debug("session", "ended session=%" PRIu64, s->handle);
 	session_free(s);
