@@ -787,32 +787,41 @@ def test_memory_of_a_region_that_has_ended(new_agent):
     agent.start()
 
 
-def test_memory_of_a_region_whose_removal_fails(tmp_path):
-    """It is kept until the removal has ended, however that ends, and whether or not the caller still waits."""
-    answers, removals = [], []
+def test_memory_of_a_region_whose_removal_fails(tmp_path, monkeypatch):
+    """It is kept until the removal has succeeded, or the client has ended its session, whether or not the caller still waits."""
+    answers, removals, seen = [], [], []
 
     def answer(request_id, kind, message):
         if kind == s.MSG_REGION_ADD:
             return [s.pack_region_add_reply(request_id, region=request_id, length=4096)]
+        if answers:
+            return [answers.pop()(request_id)]
         removals.append(request_id)
-        return [answers.pop()(request_id)] if answers else []
+        return []
 
     def refused(request_id):
         return s.pack_error(request_id, code=errors.Internal.code, message="not now")
 
-    with FakeAgent(tmp_path / "dray.sock", answer) as fake, fake.client() as client:
-        def register():
-            memory = Kept(4096)
-            return weakref.ref(memory), client.region(memory)
+    def register(client):
+        memory = Kept(4096)
+        return weakref.ref(memory), client.region(memory)
 
-        memory, region = register()
+    def disconnect(d):
+        seen.append([bool(memory()) for memory in kept])
+        dray_disconnect(d)
+
+    dray_disconnect = _library.held.dray_disconnect
+    monkeypatch.setattr(_library.held, "dray_disconnect", disconnect)
+    with FakeAgent(tmp_path / "dray.sock", answer) as fake, fake.client() as client:
+        memory, region = register(client)
+        kept = [memory]
         answers.append(refused)
-        with pytest.raises(errors.Internal, match="not now"):
+        with pytest.raises(errors.Internal, match="not now.*until the client is closed"):
             region.remove()
-        assert not memory()
+        del region
 
         for late in (refused, s.pack_region_remove_reply):
-            memory, region = register()
+            memory, region = register(client)
             client.timeout = 0.01
             with pytest.raises(errors.Timeout):
                 region.remove()
@@ -821,12 +830,20 @@ def test_memory_of_a_region_whose_removal_fails(tmp_path):
             until(lambda: removals, "the removal")
             fake.sock.send(late(removals.pop()))
             until(lambda: client.process() or not client._pending, "the answer")
-            assert not memory()
+            if late is refused:
+                kept.append(memory)
+        assert not memory(), "the agent uses it no more"
 
-        memory, region = register()
+        memory, region = register(client)
+        kept.append(memory)
         removal = region.remove(wait=False)
-        assert removal.cancel() and memory()
-    assert not memory(), "the client is closed"
+        assert removal.cancel()
+        memory, region = register(client)
+        kept.append(memory)
+        assert all(memory() for memory in kept)
+        client.close(0)
+        assert seen == [[True] * 4], "the memory was given back before the end of the session"
+        assert not any(memory() for memory in kept)
 
 
 def test_dropped_client(agent):

@@ -240,11 +240,16 @@ class Region:
 
         Transfers of the region end with errors.Cancelled, and its tokens are revoked. The object
         cannot be used from the call on.
+
+        An error proves nothing: the agent may go on reading and writing the memory. The client keeps the
+        Memory until the removal has succeeded or the client is closed; memory that is not a Memory the
+        caller keeps, and uses for nothing else.
         """
         self.client._handle()
         if not self.handle:
             self._use()
         pending = _Removal(self)
+        self.client._removing.add(self)
         self.client._request(pending, lib.held.dray_region_remove_start, self.handle)
         self.client._regions.pop(self.handle, None)
         self.handle = 0
@@ -262,7 +267,7 @@ class Region:
 
 
 class _Removal(Pending[None]):
-    """The end of a region. Its memory is kept until then, also if the caller waits no longer."""
+    """The end of a region. The client keeps its memory until that is proven, also if the caller waits no longer."""
 
     __slots__ = ("_region",)
 
@@ -271,12 +276,14 @@ class _Removal(Pending[None]):
         self._region = region
 
     def _complete(self, c: Any) -> None:
-        self._region._forget()
-        super()._complete(c)
-
-    def _lose(self, error: errors.Error) -> None:
-        self._region._forget()
-        super()._lose(error)
+        if c.status:
+            error = self._client._failure(c)
+            error.fix = "Use the memory for nothing else until the client is closed: the agent may still use it."
+            self._end(None, error)
+        else:
+            self._client._removing.discard(self._region)
+            self._region._forget()
+            self._end(None, None)
 
 
 def _audience(audience: bytes) -> bytes:

@@ -206,10 +206,6 @@ class Pending(Generic[T]):
             except errors.Error:  # nobody waits for it: the thread that takes this completion waits for another request
                 _logger.exception("the result of %r, which was given up, lasts until the end of the session", self)
 
-    def _lose(self, error: errors.Error) -> None:
-        """The client is closed, and no answer will come."""
-        self._end(None, error)
-
     def _end(self, value: Any, error: errors.Error | None) -> None:
         if self._ended:
             return

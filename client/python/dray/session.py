@@ -92,6 +92,7 @@ class Session(Waiting):
         self.timeout, self.patience = arguments.timeout(timeout), patience
         self.events: deque[Any] = deque()
         self._regions: dict[int, Region] = {}
+        self._removing: set[Region] = set()  # of which it is not proven that the agent uses them no more
         self._remotes: weakref.WeakValueDictionary[int, Remote] = weakref.WeakValueDictionary()
         self._leases: dict[int, Lease] = {}
         self._mailboxes: dict[int, Mailbox] = {}
@@ -214,8 +215,10 @@ class Session(Waiting):
     def close(self, timeout: float | None = 5.0) -> None:
         """Ends the session. Waits up to `timeout` seconds until its regions are removed.
 
-        After that only the caller uses the memory that was registered. Requests in flight end with
-        errors.SessionClosed. May be called twice, and in any thread.
+        After that only the caller uses the memory that was registered. If the agent has not removed a region
+        within `timeout`, or has refused to, it stops its work on the memory when it sees the end of the session,
+        which is not waited for. The client keeps each Memory until it has ended the session. Requests in flight end
+        with errors.SessionClosed. May be called twice, and in any thread.
         """
         if self._d is None:
             return
@@ -255,6 +258,7 @@ class Session(Waiting):
         finally:
             if not own:
                 self._lead.release()
+        self._free_memory()
         _clients.discard(self)
 
     def _disconnect(self, d: c_size_t) -> None:
@@ -269,7 +273,7 @@ class Session(Waiting):
     def _end_all(self, error: errors.Error) -> None:
         while self._pending:
             with contextlib.suppress(KeyError):
-                self._pending.popitem()[1]._lose(error)
+                self._pending.popitem()[1]._end(None, error)
         self._unconfirmed.clear()
         while self._session_waits:
             self._session_waits.pop()._end(None, error)
@@ -278,15 +282,19 @@ class Session(Waiting):
         self._led = None
         for lock in list(self._sleeping):
             self._rouse(lock)
-        while self._regions:
-            with contextlib.suppress(KeyError):
-                region = self._regions.popitem()[1]
-                region.handle = 0
-                region._forget()
+        for region in list(self._regions.values()):
+            region.handle = 0
         for remote in list(self._remotes.values()):
             remote.handle = 0
         for box in list(self._mailboxes.values()):
             box.handle = 0
+
+    def _free_memory(self) -> None:
+        """After the end of the session, with which the agent ends all work."""
+        for region in [*self._regions.values(), *self._removing]:
+            region._forget()
+        self._regions.clear()
+        self._removing.clear()
 
     def _forked(self) -> None:
         """In a forked child: gives up the copy of the parent's session."""
