@@ -55,14 +55,25 @@ static void use(struct request *r, struct agent *a)
 	a->uses++;
 }
 
+static void set_unconfirmed(struct dray *d, struct request *r, bool on)
+{
+	uint32_t change = on ? 1 : (uint32_t)-1;
+
+	if (r->unconfirmed == on)
+		return;
+	r->unconfirmed = on;
+	d->proof.unconfirmed += change;
+	/* the agent answers the parts of a whole, and no requests of earlier sessions */
+	if (!r->split && r->epoch == d->epoch)
+		d->proof.answerable += change;
+}
+
 void dc_proof_forget(struct dray *d, struct request *r)
 {
 	struct agent *a = r->agent;
 
 	dray_heap_del(&d->proof.deadlines, &r->deadline);
-	if (r->unconfirmed)
-		d->proof.unconfirmed--;
-	r->unconfirmed = false;
+	set_unconfirmed(d, r, false);
 	r->agent = NULL;
 	if (!a)
 		return;
@@ -172,6 +183,7 @@ void dc_proof_lost(struct dray *d, const struct dray_err *why, bool closed)
 {
 	struct agent *a = d->proof.agent;
 
+	d->proof.answerable = 0;
 	if (!a || a->lost_code)
 		return;
 	a->lost_code = -why->code;
@@ -212,8 +224,7 @@ int dc_proof_deadline(struct dray *d, struct request *r, unsigned int deadline_m
 static void unconfirm(struct dray *d, struct request *r)
 {
 	use(r, d->proof.agent);
-	d->proof.unconfirmed++;
-	r->unconfirmed = true;
+	set_unconfirmed(d, r, true);
 	dc_engine_read(d);
 	dc_request_end_unconfirmed(d, r);
 }
@@ -236,8 +247,7 @@ void dc_proof_answered(struct dray *d, struct request *r, int status, struct dra
 {
 	struct dray_event *e;
 
-	d->proof.unconfirmed--;
-	r->unconfirmed = false;
+	set_unconfirmed(d, r, false);
 	dc_transfer_ended(d, r);
 	if (r->state == REQUEST_LENT) {
 		e = r->abandoned || r->internal ?

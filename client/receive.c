@@ -273,7 +273,7 @@ static bool receive_one(struct dray *d)
 /* Behind the events that wait in the socket comes what somebody waits for. A full socket may become free only when this one is read. */
 static bool awaits_more(const struct dray *d)
 {
-	return d->requests.awaited_n || d->proof.unconfirmed || d->writing;
+	return d->requests.awaited_n || d->proof.answerable || d->writing;
 }
 
 void dc_receive_all(struct dray *d, bool to_the_end)

@@ -17,6 +17,8 @@
 /* Longer than any test takes. */
 #define NEVER_MS 100000
 
+#define EVENTS_MAX 5
+
 static struct dray *d;
 static struct dray_memory m;
 static dray_region region;
@@ -43,19 +45,25 @@ static void hold(struct fake *f, void *arg)
 }
 
 /* A session with an agent that answers no transfer. */
-static void begin(unsigned int flags, unsigned int confirm_ms, bool with_process)
+static void begin_with(const struct dray_options *o, bool with_process)
 {
-	struct dray_options o = client_options();
 	char why[200];
 
-	o.flags = flags;
-	o.confirm_ms = confirm_ms;
 	if (with_process)
 		fake_do(&client_fake, fake_new_process, NULL);
-	assert_int_equal(dray_connect(&o, &d, why, sizeof(why)), 0);
+	assert_int_equal(dray_connect(o, &d, why, sizeof(why)), 0);
 	client_region(d, &region, &m);
 	client_remote(d, &remote);
 	fake_do(&client_fake, hold, NULL);
+}
+
+static void begin(unsigned int flags, unsigned int confirm_ms, bool with_process)
+{
+	struct dray_options o = client_options();
+
+	o.flags = flags;
+	o.confirm_ms = confirm_ms;
+	begin_with(&o, with_process);
 }
 
 static uint64_t submit(unsigned int deadline_ms)
@@ -273,6 +281,46 @@ static void another_agent_is_no_proof(void **state)
 	is_confirmed(id, -DRAY_E_AGENT_RESTARTED);
 }
 
+static void flood(struct fake *f, void *arg)
+{
+	uint8_t buf[64];
+
+	for (int i = 0; i < 20; i++)
+		fake_send(f,
+			  dmsg_draining_encode(buf, sizeof(buf), 0, &(struct dmsg_draining){ 1 }),
+			  buf);
+}
+
+/* The next session has no answer for a transfer of an earlier one, so it is not read beyond the limit for that. */
+static void events_are_held_back_beside_a_transfer_of_an_earlier_session(void **state)
+{
+	struct dray_options o = client_options();
+	pid_t old, mine = getpid();
+	struct dray_info info;
+	uint64_t id;
+
+	o.confirm_ms = 1;
+	o.events_max = EVENTS_MAX;
+	begin_with(&o, true);
+	old = client_fake.process;
+	id = submit(0);
+	fake_do(&client_fake, restart_beside_the_old_process, &mine);
+	ends(id, -DRAY_E_UNCONFIRMED);
+	client_event(d, DRAY_EVENT_LOST);
+	client_event(d, DRAY_EVENT_RESTORED);
+	client_fake.process = old; /* a failure ends this one, not the test */
+	fake_do(&client_fake, flood, NULL);
+	assert_int_equal(dray_process(d, 5000), EVENTS_MAX);
+	assert_int_equal(dray_process(d, 0), EVENTS_MAX);
+	fake_end_process(&client_fake);
+	while (dray_lent(d, id))
+		dray_process(d, 0);
+	dray_get_info(d, &info);
+	assert_int_equal(info.events, EVENTS_MAX + 1);
+	for (int i = 0; i < 20; i++)
+		client_event(d, i == EVENTS_MAX ? DRAY_EVENT_CONFIRMED : DRAY_EVENT_DRAINING);
+}
+
 /* Agents of data protocol 1.2 have no pidfd: the next session shows who is there. */
 static void an_agent_without_pidfd(void **state)
 {
@@ -453,6 +501,7 @@ int main(void)
 		TEST(a_childs_disconnect_changes_nothing),
 		TEST(the_same_agent_closed_the_session),
 		TEST(another_agent_is_no_proof),
+		TEST(events_are_held_back_beside_a_transfer_of_an_earlier_session),
 		TEST(an_agent_without_pidfd),
 		TEST(an_agent_without_pidfd_stays_away),
 		TEST(batches_end_with_the_process),
