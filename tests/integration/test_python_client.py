@@ -3,6 +3,7 @@
 
 import ctypes
 import errno
+import itertools
 import os
 import pathlib
 import signal
@@ -386,6 +387,92 @@ def test_interrupted_when_a_completion_was_taken(two, monkeypatch, name, skip):
         with pytest.raises(Interrupt):
             transfer.result(LIMIT)
     assert transfer.result(LIMIT).bytes == 64
+
+
+def interrupted_at(n, call):
+    """
+    Calls it, and raises Interrupt at the n-th place of the package where a signal's handler could: after a function in C, or at the
+    entry of one in Python. Returns the place; None: there are fewer.
+    """
+    package, places = os.path.dirname(dray.__file__), []
+
+    def raising(frame, event, function):
+        if event in ("c_return", "call") and frame.f_code.co_filename.startswith(package) and frame.f_code.co_name not in ("__del__", "<genexpr>"):
+            places.append(f"{frame.f_code.co_filename}:{frame.f_lineno} {event} {getattr(function, '__name__', '')}")
+            if len(places) == n:
+                sys.setprofile(None)
+                raise Interrupt
+
+    sys.setprofile(raising)
+    try:
+        call()
+    except Interrupt:
+        return places[-1]
+    finally:
+        sys.setprofile(None)
+    return None
+
+
+def places(call):
+    """Runs a call(), which returns a function to be interrupted, for each place in it."""
+    for n in itertools.count(1):
+        place = interrupted_at(n, call())
+        if place is None:
+            assert n > 10
+            return
+        yield place
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_interrupted_anywhere_in_a_wait(two, held):
+    """The transfer ends all the same, and other threads can wait."""
+    transfers = []
+
+    def start():
+        two.client._skip[pending.HELD_TRANSFER] = not held
+        transfers.append(two.client.read(two.region, two.remote, [(65536, 0, 64)]))  # not where the words are
+        return lambda: transfers[-1].result(LIMIT)
+
+    for place in places(start):
+        last = waiting(two, len(transfers)) if not held else transfers[-1]
+        two.memory.words()[len(transfers)] = 1
+        assert run_threads([lambda: last.exception(LIMIT)]) == [None], place
+        assert transfers[-1].result(LIMIT).bytes == 64, place
+
+
+def test_interrupted_anywhere_before_an_event_is_had(agent):
+    """It is had, or still there."""
+    with agent.client() as client:
+        events = []
+
+        def begin():
+            assert not events or events.pop()
+            client._report(dray.Draining(1))
+            return lambda: events.append(client.next_event(dray.Draining, LIMIT))
+
+        for place in places(begin):
+            if not events:
+                events.append(client.next_event(dray.Draining, 0))
+            assert events == [dray.Draining(1)] and not client.events and not client._event_waits, place
+
+
+def test_interrupted_anywhere_in_a_close(agent):
+    """Closing it again closes it."""
+    clients, memories = [], []
+
+    def begin():
+        clients.append(agent.client(name="closes"))
+        memory = Kept(4096)
+        memories[:] = weakref.ref(memory), clients[-1].region(memory)
+        return clients[-1].close
+
+    for place in places(begin):
+        client = clients.pop()
+        client.close()
+        with pytest.raises(errors.SessionClosed):
+            client.info()
+        assert client._rest is None and client._wake == (-1, -1) and not memories[0](), place
+    until(lambda: "closes" not in sessions(agent), "the end of the sessions")
 
 
 def test_pool_that_cannot_be_mapped(agent, monkeypatch):

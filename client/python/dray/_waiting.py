@@ -71,6 +71,11 @@ class _Loop:
         self.fd, self.waiting = fd, 0
 
 
+# A signal's handler may raise, such as KeyboardInterrupt, at the entry of each function in Python and after each call of one in C, and nowhere
+# else. What must not be lost is kept where it is found again until it is done. A lock that a thread does not wait for is an RLock, which
+# only its owner can release: after an exception nobody knows whether acquire() has got it, and release() tells.
+
+
 class Waiting:
     """A program with an event loop of its own watches a client by fileno(), and calls process()."""
 
@@ -89,7 +94,7 @@ class Waiting:
         self._pending: dict[int, Pending[Any]] = {}
         self._batches: dict[int, Any] = {}  # by thread
         self._skip, self._misses = [0] * len(HELD), [0] * len(HELD)
-        self._lead = threading.Lock()  # held by the thread that polls the descriptor
+        self._lead = threading.RLock()  # held by the thread that polls the descriptor
         self._leader = 0
         self._led: Pending[Any] | None = None  # what the polling thread waits for; None: anything
         self._sleeping: dict[Any, bool] = {}  # locks of waiting threads
@@ -98,7 +103,7 @@ class Waiting:
         self._poller: Any = None
         self._loops: dict[asyncio.AbstractEventLoop, _Loop] = {}
 
-    def _on_event(self, e: Any) -> None:
+    def _on_event(self, kind: int, e: Any) -> None:
         """For Session: an event of the library."""
         raise NotImplementedError
 
@@ -160,15 +165,9 @@ class Waiting:
                 left = None if ends is None else ends - time.monotonic()
                 if left is not None and left <= 0:
                     return
-                if not self._begin_lead():
+                if self._as_leader(None, self._poll_unless, taken, left) is None:
                     self._sleep(left, taken=taken)
                     return
-                try:
-                    # what another thread has taken before this one led does not wake it
-                    if self._taken == taken:
-                        self._poll(left)
-                finally:
-                    self._end_lead()
         finally:
             self._hand_over()
 
@@ -180,8 +179,10 @@ class Waiting:
             self._handle()
             raise
         if n > 0:
-            self._deliver()
-            self._took()
+            try:
+                self._deliver()
+            finally:
+                self._took()
         return max(n, 0)
 
     def _took(self) -> None:
@@ -206,27 +207,39 @@ class Waiting:
             result = self._results.pop()
         except IndexError:
             result = _Result()
-        c, ref, event_ref = result.c, result.ref, result.event_ref
+        c, ref, event, event_ref = result.c, result.ref, result.event, result.event_ref
+        begun = 0
         try:
             while _next_completion(self._d, ref) == 1:
-                pending = self._pending.pop(c.arg, None)
+                key = c.arg
+                pending = self._pending.get(key)
                 if pending is not None:
+                    begun = key
                     pending._complete(c)
+                    self._pending.pop(key, None)
             while _next_event(self._d, event_ref) == 1:
-                self._on_event(result.event)
+                kind, event.type = event.type, 0
+                self._on_event(kind, event)
         except ArgumentError:
             pass  # a callback, or another thread, has closed the client
         except BaseException:
-            self._complete_taken(c)
+            self._complete_taken(c, begun)
+            if event.type:  # it was taken
+                self._on_event(event.type, event)
             raise
         self._results.append(result)
 
-    def _complete_taken(self, c: Any) -> None:
-        """After an exception of a signal handler: ends the request whose completion had just been taken."""
-        pending = self._pending.pop(c.arg, None)
-        if pending is not None:
+    def _complete_taken(self, c: Any, begun: int) -> None:
+        """After an exception of a signal handler: ends the request whose completion had just been taken. begun: key of the last one that was completed."""
+        pending = self._pending.get(c.arg)
+        if pending is None:
+            return
+        if begun == pending._key and pending._ended:
+            pending._run_callbacks()
+        else:
             pending._complete(c)
-            self._took()
+        self._pending.pop(pending._key, None)
+        self._took()
 
     def _wait(self, pending: Pending[Any], timeout: float | None) -> None:
         """Waits until it has ended; raises errors.Timeout."""
@@ -252,21 +265,24 @@ class Waiting:
             result = self._results.pop()
         except IndexError:
             result = _Result()
-        number, ref = pending._id, result.ref
+        number, ref, key = pending._id, result.ref, pending._key
+        begun = 0
         try:
             code = _wait(self._d, number, _HOLD_MS, ref)
+            if code == 0:
+                begun = key
+                pending._complete(result.c)
+                self._pending.pop(key, None)
         except ArgumentError:
             self._handle()
             raise
         except BaseException:
-            self._complete_taken(result.c)
+            self._complete_taken(result.c, begun)
             raise
         if code == 0:
             self._misses[holds] = 0
-            self._pending.pop(pending._key, None)
-            pending._complete(result.c)
             # as _took(), without the call
-            self._taken = pending._key
+            self._taken = key
             if self._leader or self._curious:
                 self._tell_others()
         elif code == _TIMEOUT:
@@ -281,11 +297,9 @@ class Waiting:
         try:
             while not pending._ended:
                 left = None if ends is None else ends - time.monotonic()
-                if self._begin_lead(pending):
-                    try:
-                        return self._lead_until(pending, ends)
-                    finally:
-                        self._end_lead()
+                ended = self._as_leader(pending, self._lead_until, pending, ends)
+                if ended is not None:
+                    return ended
                 if left is not None and left <= 0:
                     return False
                 self._sleep(left, pending)
@@ -315,17 +329,29 @@ class Waiting:
             raise self._gone()
         pending._end(None, None if pending.ends_quietly else self._closed())
 
-    def _begin_lead(self, pending: Pending[Any] | None = None) -> bool:
-        """True if this thread became the one that polls. After _end_lead() it is to hand over."""
-        if not self._lead.acquire(False):
-            return False
-        self._led = pending
-        self._leader = threading.get_ident()
-        return True
+    def _as_leader(self, led: Pending[Any] | None, work: Callable[..., bool], *arguments: Any) -> bool | None:
+        """Calls work as the thread that polls. None: another thread does, or a callback waits. The caller is to hand over then."""
+        me = threading.get_ident()
+        if self._leader == me:
+            return None
+        try:
+            if not self._lead.acquire(False):
+                return None
+            self._led, self._leader = led, me
+            return work(*arguments)
+        finally:
+            if self._leader == me:
+                self._leader = 0
+            try:
+                self._lead.release()
+            except RuntimeError:
+                pass  # another thread has it
 
-    def _end_lead(self) -> None:
-        self._leader = 0
-        self._lead.release()
+    def _poll_unless(self, taken: int, seconds: float | None) -> bool:
+        """_poll(), unless another thread has taken something before this one led, which does not wake it."""
+        if self._taken == taken:
+            self._poll(seconds)
+        return True
 
     def _poll(self, seconds: float | None) -> None:
         """Sleeps until the descriptor is readable or the client is closed."""
@@ -355,7 +381,7 @@ class Waiting:
                 if self._taken != taken:
                     return
             # the polling thread may have left before it could see this one
-            if self._lead.locked():
+            if self._leader:
                 lock.acquire(timeout=-1 if seconds is None else min(seconds, threading.TIMEOUT_MAX))
         finally:
             self._sleeping.pop(lock, None)
@@ -370,7 +396,7 @@ class Waiting:
 
     def _hand_over(self) -> None:
         """At the end of a wait: if no thread polls, wakes one that sleeps, which then does."""
-        if not self._sleeping or self._lead.locked():
+        if not self._sleeping or self._leader:
             return
         with contextlib.suppress(KeyError, RuntimeError, StopIteration):
             lock = next(iter(self._sleeping))

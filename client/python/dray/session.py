@@ -101,6 +101,8 @@ class Session(Waiting):
         self._queueing = threading.RLock()  # held while an event goes to a wait or to the queue, or a wait looks for one there
         self._session_waits: list[_SessionWait] = []
         self._failed: list[Region] = []
+        self._rest: c_size_t | None = None  # the library's handle, when close() has begun
+        self._closing = threading.RLock()  # held meanwhile
         self._blocking = threading.Lock()  # held during calls of the library that release the interpreter lock
 
         flags = (lib.OPTION_NOTIFICATIONS if notifications else 0) | \
@@ -220,11 +222,11 @@ class Session(Waiting):
         which is not waited for. The client keeps each Memory until it has ended the session. Requests in flight end
         with errors.SessionClosed. May be called twice, and in any thread.
         """
-        if self._d is None:
-            return
-        if timeout:
-            self._remove_regions(timeout)
-        self._shut(self._closed())
+        try:
+            if timeout and self._d is not None:
+                self._remove_regions(timeout)
+        finally:  # also if a signal's handler raises
+            self._shut(self._closed())
 
     def _remove_regions(self, timeout: float) -> None:
         if self._leader == threading.get_ident():
@@ -239,46 +241,61 @@ class Session(Waiting):
                     p.exception(max(0.0, ends - time.monotonic()))
 
     def _shut(self, error: errors.Error) -> None:
-        """Ends everything that is pending, then the library's handle."""
+        """Ends everything that is pending, then the library's handle. Called again, it does what an exception of a signal handler has left."""
+        if self._gone:
+            return
         with self._queueing:
             self.error = self.error or error
-        d, self._d = self._d, None
-        if d is None:
-            return
-        self._end_all(error)
-        with self._waking:
-            os.close(self._wake[1])
         own = self._leader == threading.get_ident()
-        if not own:
-            self._lead.acquire()  # the polling thread has left
+        lead: Any = contextlib.nullcontext() if own else self._lead
         try:
-            with self._blocking:
-                self._disconnect(d)
-                os.close(self._wake[0])
+            if not self._closing.acquire(False):
+                return
+            if self._d is not None:
+                self._rest, self._d = self._d, None
+            self._end_all(error)
+            with self._waking:
+                self._close_wake(1)
+            with lead:  # the polling thread has left
+                with self._blocking:
+                    self._disconnect()
+                    self._close_wake(0)
+            self._free_memory()
+            _clients.discard(self)
         finally:
-            if not own:
-                self._lead.release()
-        self._free_memory()
-        _clients.discard(self)
+            try:
+                self._closing.release()
+            except RuntimeError:
+                pass  # another thread closes the client
 
-    def _disconnect(self, d: c_size_t) -> None:
+    def _close_wake(self, end: int) -> None:
+        fd, close = self._wake[end], os.close
+        self._wake = (self._wake[0], -1) if end else (-1, self._wake[1])
+        if fd >= 0:
+            close(fd)
+
+    def _disconnect(self) -> None:
         """Ends the library's handle. What was read in place cannot be used any more; what a program still has of it stays mapped."""
-        for view in list(_views.pop(d.value, {}).values()):
+        if self._rest is None:
+            return
+        for view in list(_views.pop(self._rest.value, {}).values()):
             if (data := view()) is not None:
                 with contextlib.suppress(BufferError):
                     data.release()
-        lib.held.dray_disconnect(d)
+        disconnect = lib.held.dray_disconnect
+        d, self._rest = self._rest, None
+        if d is not None:
+            disconnect(d)
         self._mappings = {}
 
     def _end_all(self, error: errors.Error) -> None:
         while self._pending:
-            with contextlib.suppress(KeyError):
-                self._pending.popitem()[1]._end(None, error)
+            for key, pending in list(self._pending.items()):
+                pending._end(None, error)
+                self._pending.pop(key, None)
         self._unconfirmed.clear()
-        while self._session_waits:
-            self._session_waits.pop()._end(None, error)
-        while self._event_waits:
-            self._event_waits.pop()._end(None, None)
+        self._end_session_waits(error)
+        self._end_event_waits()
         self._led = None
         for lock in list(self._sleeping):
             self._rouse(lock)
@@ -298,14 +315,10 @@ class Session(Waiting):
 
     def _forked(self) -> None:
         """In a forked child: gives up the copy of the parent's session."""
-        d, self._d = self._d, None
         self._gone = _after_fork
-        self._lead, self._leader, self._waking = threading.Lock(), 0, threading.RLock()
-        self._queueing = threading.RLock()
-        if d is not None:
-            self._disconnect(d)
-            for fd in self._wake:
-                os.close(fd)
+        self._lead, self._leader, self._waking = threading.RLock(), 0, threading.RLock()
+        self._queueing, self._closing = threading.RLock(), threading.RLock()
+        self._give_up_handle()
 
     def __enter__(self: S) -> S:
         return self
@@ -328,11 +341,15 @@ class Session(Waiting):
             await asyncio.get_running_loop().run_in_executor(None, self.close, timeout)
 
     def __del__(self) -> None:
-        d, self._d = getattr(self, "_d", None), None
-        if d is not None:
-            self._disconnect(d)
-            for fd in self._wake:
-                os.close(fd)
+        if hasattr(self, "_rest"):
+            self._give_up_handle()
+
+    def _give_up_handle(self) -> None:
+        if self._d is not None:
+            self._rest, self._d = self._d, None
+        self._disconnect()
+        self._close_wake(1)
+        self._close_wake(0)
 
     def __repr__(self) -> str:
         name = f" {self.name!r}" if self.name else ""
@@ -346,7 +363,14 @@ class Session(Waiting):
         pending._key = key = next_key()
         number = c_uint64()
         self._pending[key] = pending
-        code = self._call(function, *fields, key, byref(number))
+        try:
+            code = self._call(function, *fields, key, byref(number))
+        except BaseException:  # the client was closed; or of a signal handler, and the request may have been started
+            if number.value:
+                self._abandon(pending)
+            else:
+                self._pending.pop(key, None)
+            raise
         if code < 0:
             self._pending.pop(key, None)
             raise self._last(code)
@@ -452,24 +476,29 @@ class Session(Waiting):
         self._handle()
         wait = _EventWait(self, kind or object)
         self._progress()
-        with self._queueing:
-            event = self._queued(wait.kind)
-            if event is None and self.error is None:
-                self._event_waits.append(wait)
-                return wait
-        wait._end(event, None)
+        try:
+            with self._queueing:
+                self._take_queued(wait)
+                if wait._value is None and self.error is None:
+                    self._event_waits.append(wait)
+                    return wait
+            wait._end(wait._value, None)
+        except BaseException:  # of a signal handler
+            with self._queueing:
+                if wait._value is not None and not any(e is wait._value for e in self.events):
+                    self.events.appendleft(wait._value)
+            raise
         return wait
 
-    def _queued(self, kind: Any) -> Any:
-        """Takes the oldest event of a kind from the queue. None: there is none."""
+    def _take_queued(self, wait: _EventWait) -> None:
+        """Gives it the oldest event of its kind, if there is one in the queue."""
         for _ in range(len(self.events)):
             try:
-                event = next(e for e in self.events if isinstance(e, kind))
-                self.events.remove(event)
+                wait._value = next(e for e in self.events if isinstance(e, wait.kind))
+                self.events.remove(wait._value)
+                return
             except (StopIteration, ValueError, RuntimeError):
-                continue  # another thread took it, or changed the queue
-            return event
-        return None
+                wait._value = None  # another thread took it, or changed the queue
 
     def notification(self) -> Pending[events.Notification | None]:
         """The next notification, to be awaited: `await client.notification()`."""
@@ -492,8 +521,8 @@ class Session(Waiting):
         self._took()
         return True
 
-    def _on_event(self, e: Any) -> None:
-        _EVENTS.get(e.type, Session._on_unknown)(self, e)
+    def _on_event(self, kind: int, e: Any) -> None:
+        _EVENTS.get(kind, Session._on_unknown)(self, e)
 
     def _report(self, event: Any, *, first: bool = False) -> None:
         wait: _EventWait | None = None
@@ -572,13 +601,24 @@ class Session(Waiting):
     def _on_restored(self, e: Any) -> None:
         live = [r for r in list(self._regions.values()) if r.error is None and r.handle]
         self._report(events.Reconnected(self.incarnation, bool(e.restarted), len(live), self._failed))
-        self._on_connected(e)
+        self._end_session_waits(None)
 
     def _on_connected(self, e: Any) -> None:
-        if e.type == lib.EVENT_CONNECTED and not self._quiet:
+        if not self._quiet:
             self._report(events.Connected(self.incarnation))
-        while self._session_waits:
-            self._session_waits.pop()._end(None, None)
+        self._end_session_waits(None)
+
+    def _end_session_waits(self, error: errors.Error | None) -> None:
+        for wait in list(self._session_waits):
+            wait._end(None, error)
+            with contextlib.suppress(ValueError):
+                self._session_waits.remove(wait)
+
+    def _end_event_waits(self) -> None:
+        for wait in list(self._event_waits):
+            wait._end(None, None)
+            with contextlib.suppress(ValueError):
+                self._event_waits.remove(wait)
 
     def _on_region_lost(self, e: Any) -> None:
         region, error = self._regions.get(e.region), self._text_of(e)
@@ -592,10 +632,8 @@ class Session(Waiting):
         with self._queueing:
             self.error = error
         self._report(events.Disconnected(error, True))
-        while self._session_waits:
-            self._session_waits.pop()._end(None, error)
-        while self._event_waits:
-            self._event_waits.pop()._end(None, None)
+        self._end_session_waits(error)
+        self._end_event_waits()
 
     def _on_segment(self, e: Any) -> None:
         self._report(to_event(e))
