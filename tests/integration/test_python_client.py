@@ -475,6 +475,16 @@ def test_interrupted_anywhere_in_a_close(agent):
     until(lambda: "closes" not in sessions(agent), "the end of the sessions")
 
 
+def test_wait_longer_than_the_kernel_knows(agent):
+    with agent.client() as client, agent.client() as sender:
+        client.open_mailbox("x")
+        for limit in (1e9, float("inf")):
+            later = threading.Timer(0.01, sender.post, ("", "x"))
+            later.start()
+            assert client.next_event(dray.Letter, limit)
+            later.join(LIMIT)
+
+
 def test_pool_that_cannot_be_mapped(agent, monkeypatch):
     with agent.client(name="poor") as client:
         for code, error in ((errno.EMFILE, errors.NoFds), (errno.EIO, errors.Io)):

@@ -41,6 +41,7 @@ from . import errors
 from .pending import HELD, Pending, next_key
 
 _HOLD_MS = 1  # longest wait with the interpreter lock held
+_POLL_MS_MAX = (1 << 31) - 1
 _HOLDERS_MAX = 8  # with more waiting threads, none waits with the interpreter lock held
 _MISSES_MAX = 8  # waits in a row that took longer than step 1, after which it is left out 63 times
 
@@ -360,7 +361,8 @@ class Waiting:
             poller.register(self._wake[0], select.POLLIN)
             poller.register(self.fileno(), select.POLLIN)
             self._poller = poller
-        for fd, ready in self._poller.poll(None if seconds is None else seconds * 1000):  # rounded up to milliseconds
+        # rounded up to milliseconds
+        for fd, ready in self._poller.poll(None if seconds is None else min(seconds * 1000, _POLL_MS_MAX)):
             if fd == self._wake[0] and ready & select.POLLIN:
                 os.read(fd, 64)
 
