@@ -485,6 +485,21 @@ def test_wait_longer_than_the_kernel_knows(agent):
             later.join(LIMIT)
 
 
+def test_session_that_opens_when_a_wait_for_it_begins(agent):
+    """Another thread takes the event just when this one has seen no session."""
+    with agent.client(wait=False) as client:
+        info = client.info
+
+        def late():
+            seen, client.info = info(), info
+            until(lambda: client.process() or info().connected, "the session")
+            client.process()
+            return seen
+
+        client.info = late
+        client.reconnect(LIMIT)
+
+
 def test_pool_that_cannot_be_mapped(agent, monkeypatch):
     with agent.client(name="poor") as client:
         for code, error in ((errno.EMFILE, errors.NoFds), (errno.EIO, errors.Io)):

@@ -201,8 +201,10 @@ class Session(Waiting):
             pending._end(None, None)
         elif self.error:
             pending._end(None, self.error)
-        else:
-            self._session_waits.append(pending)
+        self._session_waits.append(pending)  # before it looks: another thread may take the event just now
+        if pending._ended:
+            with contextlib.suppress(ValueError):
+                self._session_waits.remove(pending)
         if not wait:
             return pending
         try:
