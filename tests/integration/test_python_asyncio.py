@@ -285,6 +285,29 @@ def test_closed_while_tasks_wait(two):
     assert not two.client._loops
 
 
+def test_loop_that_cannot_watch_the_client(two):
+    """The request ends with the error of the loop, and the next one is awaited as ever."""
+    async def main():
+        loop, client = asyncio.get_running_loop(), two.client
+        add = loop.add_reader
+
+        def refuse(*_):
+            loop.add_reader = add
+            raise OSError("not now")
+
+        loop.add_reader, transfer = refuse, waiting(two, 0)
+        with pytest.raises(OSError, match="not now"):
+            await transfer
+        assert not client._loops
+        with pytest.raises(errors.Cancelled):
+            await transfer
+        last = waiting(two, 1)
+        loop.call_later(0.01, two.memory.words().__setitem__, 1, 1)
+        assert (await last).bytes == 1
+
+    run(main())
+
+
 def test_loop_of_the_program(two):
     """A program with an event loop of its own watches fileno() and calls process()."""
     import select

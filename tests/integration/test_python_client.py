@@ -6,6 +6,7 @@ import errno
 import itertools
 import os
 import pathlib
+import resource
 import signal
 import subprocess
 import sys
@@ -498,6 +499,32 @@ def test_session_that_opens_when_a_wait_for_it_begins(agent):
 
         client.info = late
         client.reconnect(LIMIT)
+
+
+def test_no_descriptors(agent):
+    """Each limit of open files is reported as such, and leaves none behind."""
+    def session():
+        with agent.client() as client:
+            client.import_token(client.pool(4096).export())
+
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with agent.client():
+        before, highest = len(os.listdir("/proc/self/fd")), os.dup(0)
+        filled = [os.dup(0) for _ in range(highest - before)]
+        refused = 0
+        try:
+            for spare in range(32):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (highest + spare, limits[1]))
+                try:
+                    session()
+                except (errors.NoFds, errors.FdLimit):
+                    refused += 1
+                finally:
+                    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        finally:
+            for fd in [highest, *filled]:
+                os.close(fd)
+        assert 4 < refused < 32 and len(os.listdir("/proc/self/fd")) == before
 
 
 def test_pool_that_cannot_be_mapped(agent, monkeypatch):

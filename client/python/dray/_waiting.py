@@ -38,10 +38,11 @@ from typing import Any
 from . import _arguments as arguments
 from . import _library as lib
 from . import errors
+from .memory import failure
 from .pending import HELD, Pending, next_key
 
-_HOLD_MS = 1  # longest wait with the interpreter lock held
 _POLL_MS_MAX = (1 << 31) - 1
+_HOLD_MS = 1  # longest wait with the interpreter lock held
 _HOLDERS_MAX = 8  # with more waiting threads, none waits with the interpreter lock held
 _MISSES_MAX = 8  # waits in a row that took longer than step 1, after which it is left out 63 times
 
@@ -429,8 +430,17 @@ class Waiting:
         watch = self._loops.get(loop)
         if watch is None:
             # a descriptor of its own, which close() in another thread does not invalidate
-            watch = self._loops[loop] = _Loop(os.dup(self.fileno()))
-            loop.add_reader(watch.fd, self._readable)
+            fd = self.fileno()
+            try:
+                fd = os.dup(fd)
+            except OSError as e:
+                raise failure("a descriptor for the event loop", e) from None
+            try:
+                loop.add_reader(fd, self._readable)
+            except BaseException:
+                os.close(fd)
+                raise
+            watch = self._loops[loop] = _Loop(fd)
         watch.waiting += 1
 
     def _unwatch(self, loop: asyncio.AbstractEventLoop) -> None:

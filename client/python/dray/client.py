@@ -143,7 +143,7 @@ class Client(Session, Placement, Mailboxes, Stores):
         try:
             own = os.dup(fd.value)
         except OSError as e:
-            raise failure(f"a descriptor for a pool of {length.value} bytes", e, False) from None
+            raise failure(f"a descriptor for a pool of {length.value} bytes", e) from None
         return Memory(length.value, fd=own), length.value
 
     @overload

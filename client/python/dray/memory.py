@@ -21,7 +21,7 @@ _CODES = {errno.ENOMEM: errors.NoMemory, errno.EMFILE: errors.NoFds, errno.ENFIL
           errno.EINVAL: errors.Invalid, errno.EBADF: errors.Invalid, errno.EFBIG: errors.TooLarge}
 
 
-def failure(what: str, e: OSError, huge: bool) -> errors.Error:
+def failure(what: str, e: OSError, huge: bool = False) -> errors.Error:
     """The error for one of the system, in this process."""
     made = _CODES.get(e.errno or 0, errors.Io)
     fix = "Raise the limit of open files: ulimit -n." if made is errors.NoFds else None

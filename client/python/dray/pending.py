@@ -152,15 +152,16 @@ class Pending(Generic[T]):
             except RuntimeError:  # the loop was closed meanwhile, and the task will not go on
                 self._miss()
 
-        self._client._watch(loop)
         try:
-            self.add_done_callback(on_end)
-            await ended
-        except BaseException:  # CancelledError; or GeneratorExit, of a task that nobody has any more
+            self._client._watch(loop)
+            try:
+                self.add_done_callback(on_end)
+                await ended
+            finally:
+                self._client._unwatch(loop)
+        except BaseException:  # CancelledError; GeneratorExit, of a task that nobody has any more; or the loop cannot watch the client
             self._give_up()
             raise
-        finally:
-            self._client._unwatch(loop)
 
     def _give_up(self) -> None:
         """The awaiting task was cancelled, or the waiting thread interrupted."""

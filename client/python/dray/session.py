@@ -24,6 +24,7 @@ from ._waiting import SESSION_CODES, Waiting
 from .handles import Region, Remote
 from .lease import OUTCOME_NAMES, Lease
 from .mailbox import Mailbox, to_letter
+from .memory import failure
 from .pending import Lending, Pending, Transfer, next_key
 from .placement import to_event
 
@@ -118,14 +119,18 @@ class Session(Waiting):
         self._open(options, wait, max(limit / 1000, patience))
 
     def _open(self, options: Any, wait: bool, limit: float) -> None:
+        try:
+            self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as e:
+            raise failure("a pipe for the client", e) from None
         handle, why = c_void_p(), create_string_buffer(lib.WHY_SIZE)
         code = lib.held.dray_connect_start(byref(options), byref(handle), why, len(why))
         if code:
+            self._give_up_handle()
             raise errors.make(code, lib.text(why.value), path=self.path)
         self._d = c_size_t(handle.value or 0)
         self._views = _views[self._d.value] = {}
         self._mappings: dict[int, lib.Mapping] = {}  # of memory that was read in place, by their first bytes
-        self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         _clients.add(self)
         self._quiet = wait
         if not wait:
@@ -196,12 +201,12 @@ class Session(Waiting):
         """
         pending = _SessionWait(self)
         self._handle()
+        self._session_waits.append(pending)  # before it looks: another thread may take the event just now
         self._progress()
         if self.info().connected:
             pending._end(None, None)
         elif self.error:
             pending._end(None, self.error)
-        self._session_waits.append(pending)  # before it looks: another thread may take the event just now
         if pending._ended:
             with contextlib.suppress(ValueError):
                 self._session_waits.remove(pending)
