@@ -171,6 +171,28 @@ static void test_objects_that_are_looked_at_age(void **state)
 	}
 }
 
+/* A use counts also while the object is held as the next victim. */
+static void test_uses_while_it_is_looked_at(void **state)
+{
+	for (enum policy_kind kind = 0; kind < POLICY_KIND_N; kind++) {
+		struct policy_entry *first;
+
+		make(kind, 4);
+		for (unsigned i = 0; i < 4; i++) {
+			add(i, 1, 1);
+			use(i, 2);
+		}
+		first = policy_victim(policy);
+		policy_hold(policy, first);
+		use((unsigned)(first - entries), 2);
+		policy_return(policy, first);
+		for (unsigned i = 0; i < 3; i++)
+			assert_int_not_equal(evict(), first - entries);
+		assert_int_equal(evict(), first - entries);
+		teardown(NULL);
+	}
+}
+
 static void test_names_differ(void **state)
 {
 	for (enum policy_kind a = 0; a < POLICY_KIND_N; a++)
@@ -427,6 +449,7 @@ int main(void)
 		cmocka_unit_test_teardown(test_held_objects_are_no_victims, teardown),
 		cmocka_unit_test_teardown(test_random_calls, teardown),
 		cmocka_unit_test_teardown(test_objects_that_are_looked_at_age, teardown),
+		cmocka_unit_test_teardown(test_uses_while_it_is_looked_at, teardown),
 		cmocka_unit_test(test_names_differ),
 		cmocka_unit_test_teardown(test_lru, teardown),
 		cmocka_unit_test_teardown(test_s3fifo, teardown),

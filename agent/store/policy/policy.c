@@ -65,6 +65,7 @@ int policy_add(struct policy *p, struct policy_entry *e, uint64_t bytes, float c
 void policy_use(struct policy *p, struct policy_entry *e)
 {
 	policy_count_uses(e, 1);
+	e->used_since = true;
 	p->ops->use(p, e);
 }
 
@@ -73,6 +74,7 @@ void policy_hold(struct policy *p, struct policy_entry *e)
 	dray_assert(!e->held);
 	p->ops->leave(p, e);
 	e->held = true;
+	e->used_since = false;
 }
 
 void policy_release(struct policy *p, struct policy_entry *e)
@@ -86,7 +88,7 @@ void policy_return(struct policy *p, struct policy_entry *e)
 {
 	dray_assert(e->held);
 	e->held = false;
-	p->ops->enter(p, e, true);
+	p->ops->enter(p, e, !e->used_since);
 }
 
 struct policy_entry *policy_victim(struct policy *p)

@@ -38,7 +38,8 @@ struct policy_entry {
 	uint32_t used; /* lately, in the policy's own measure */
 	uint16_t uses; /* the addition is one */
 	uint8_t queue;
-	bool held;
+	bool held : 1;
+	bool used_since : 1; /* it was used since it was held */
 };
 
 struct policy;
@@ -64,7 +65,7 @@ void policy_use(struct policy *p, struct policy_entry *e);
 /* These two do not nest: the owner counts readers, and calls them for the first and the last one. */
 void policy_hold(struct policy *p, struct policy_entry *e);
 void policy_release(struct policy *p, struct policy_entry *e);
-/* Releases an object that was the next victim when it was held, and is it again. */
+/* Releases an object that was the next victim when it was held, and is it again unless it was used meanwhile. */
 void policy_return(struct policy *p, struct policy_entry *e);
 
 /* The object to evict next. NULL: there is none, or all are held. */
