@@ -35,6 +35,8 @@ static const struct {
 				   DRAY_E_BUSY },
 	[RESOURCE_STORE_DISK_BYTES] = { "store_disk_bytes", "bytes in the store's disk tier",
 					"remove objects", DRAY_E_BUSY },
+	[RESOURCE_STORE_OBJECTS] = { "store_objects", "objects in the store", "remove some",
+				     DRAY_E_BUSY },
 	[RESOURCE_STORE_HELD_BYTES] = { "store_held_bytes",
 					"bytes of objects pinned or read in place", "release some",
 					DRAY_E_BUSY },

@@ -32,6 +32,7 @@
 	X(HINTS, hints)                         \
 	X(STORE_BYTES, store_bytes)             \
 	X(STORE_DISK_BYTES, store_disk_bytes)   \
+	X(STORE_OBJECTS, store_objects)         \
 	X(STORE_HELD_BYTES, store_held_bytes)   \
 	X(STORE_HOLDS, store_holds)
 

@@ -149,7 +149,8 @@ struct store_member {
 	struct store_space *space;
 	struct owner_account *account; /* kept */
 	uint32_t refs;                 /* users, objects, and segments that it keeps */
-	uint32_t n_idle;               /* its live objects in memory that nobody holds */
+	/* its live objects that nobody holds, in memory and only on disk */
+	uint32_t n_idle, n_idle_on_disk;
 };
 
 struct store_user {
@@ -283,7 +284,7 @@ uint32_t index_after(const struct store_space *sp, uint32_t group);
 /* An object with its key and without an owner. NULL: no memory. */
 struct store_object *item_new(struct store *s, struct store_key key);
 void item_dealloc(struct store *s, struct store_object *o);
-/* Frees it, and what it has at its member. */
+/* Frees one that does not count against the objects of its owner any more. */
 void item_forget(struct store_object *o);
 /* A live object enters the policy of memory or of the disk, by where it is. Its bytes, cost and tag are set. 0 or -ENOMEM. */
 int item_enter(struct store_object *o);
@@ -338,6 +339,8 @@ void tier_put(struct store_object *o);
 bool tier_is_dirty(struct store_object *o);
 /* Objects that would be evicted next are written, if memory is nearly full. */
 void tier_clean(struct store_space *sp);
+/* Evicts an object of the name space that is only on disk. Returns its bytes there; 0: there is none. */
+uint64_t tier_evict(struct store_space *sp);
 /* An object that is in no index and not held; it is freed when it is not on disk any more. */
 void tier_remove(struct store_object *o);
 /* Gives the next piece of an object that is on disk to the disk, with its name there. Control thread, without the lock. */

@@ -76,8 +76,10 @@ static void count_idle(struct store_object *o, bool more)
 {
 	uint32_t n = more ? 1 : -1u;
 
-	if (!o->resident)
+	if (!o->resident) {
+		o->member->n_idle_on_disk += n;
 		return;
+	}
 	o->member->n_idle += n;
 	store_of(o)->slots[o->at.slot]->n_idle += n;
 }
@@ -158,6 +160,8 @@ static void item_free(struct store_object *o)
 
 	if (o->resident)
 		place_free(o);
+	/* what waits for its removal from disk is never more than may be there, because the next writes come behind it */
+	budget_put(&o->member->account->budget, RESOURCE_STORE_OBJECTS, 1);
 	if (is_on_disk(o) && !s->closing) {
 		tier_remove(o);
 		return;
@@ -321,28 +325,54 @@ static bool place(struct store_space *sp, struct store_object *o, uint32_t n, bo
  * Whether an eviction may give the owner room. Those of other owners' objects in a shared name space do so only where its share
  * depends on what the others have.
  */
-static bool may_gain(const struct store_member *m)
+static bool may_gain(const struct store_member *m, enum resource r)
 {
 	const struct budget_account *a = &m->account->budget;
-	uint64_t own_max = atomic_load(&a->all->of[RESOURCE_STORE_BYTES].owner_max);
+	uint64_t own_max = atomic_load(&a->all->of[r].owner_max);
 
-	return m->n_idle || !own_max || budget_limit(a, RESOURCE_STORE_BYTES) < own_max;
+	return m->n_idle || (r == RESOURCE_STORE_OBJECTS && m->n_idle_on_disk) || !own_max ||
+	       budget_limit(a, r) < own_max;
 }
 
-/* Counts the bytes at the owner; evicts what it has in this name space, if that is allowed. */
-static bool charge(struct store_member *m, uint64_t bytes, bool may_evict)
+/* Evicts one object from memory and disk: what is only there is worth less than what is in memory. False: there is none to evict. */
+static bool object_evict(struct store_space *sp)
 {
+	struct policy_entry *e;
+
+	if (sp->disk_policy && tier_evict(sp))
+		return true;
+	e = policy_victim(sp->policy);
+	if (e)
+		item_remove(dray_container_of(e, struct store_object, policy), true);
+	return e;
+}
+
+/* Counts n more of the resource at the owner; evicts what it has in this name space, if that is allowed. */
+static bool charge(struct store_member *m, enum resource r, uint64_t n, bool may_evict)
+{
+	struct store_space *sp = m->space;
 	struct dray_err err = DRAY_ERR_NULL;
 
 	for (unsigned i = 0; i < EVICTED_AT_ONCE; i++) {
-		if (budget_try(&m->account->budget, RESOURCE_STORE_BYTES, bytes))
+		if (budget_try(&m->account->budget, r, n))
 			return true;
-		if (!may_evict || !m->space->store->cfg.evict || !may_gain(m) ||
-		    !item_evict(m->space))
+		if (!may_evict || !sp->store->cfg.evict || !may_gain(m, r) ||
+		    !(r == RESOURCE_STORE_OBJECTS ? object_evict(sp) : item_evict(sp)))
 			break;
 	}
 	/* which counts the refusal */
-	return budget_take(&m->account->budget, RESOURCE_STORE_BYTES, bytes, &err) == 0;
+	return budget_take(&m->account->budget, r, n, &err) == 0;
+}
+
+/* The same for a new object. */
+static bool charge_new(struct store_member *m, uint64_t bytes)
+{
+	if (!charge(m, RESOURCE_STORE_BYTES, bytes, true))
+		return false;
+	if (charge(m, RESOURCE_STORE_OBJECTS, 1, true))
+		return true;
+	budget_put(&m->account->budget, RESOURCE_STORE_BYTES, bytes);
+	return false;
 }
 
 void item_own(struct store_object *o)
@@ -384,11 +414,12 @@ static enum dmsg_store_status put_begin(struct store_member *m, struct store_key
 	if (bytes > sp->store->cfg.bytes || bytes > UINT32_MAX * (uint64_t)GRANULE / 2 ||
 	    room(bytes) > budget_limit(&m->account->budget, RESOURCE_STORE_BYTES))
 		return DMSG_STORE_STATUS_TOO_LARGE;
-	if (!charge(m, room(bytes), true))
+	if (!charge_new(m, room(bytes)))
 		return DMSG_STORE_STATUS_BUSY;
 	o = item_new(sp->store, key);
 	if (!o || !place(sp, o, granules(bytes), true)) {
 		item_dealloc(sp->store, o);
+		budget_put(&m->account->budget, RESOURCE_STORE_OBJECTS, 1);
 		budget_put(&m->account->budget, RESOURCE_STORE_BYTES, room(bytes));
 		return DMSG_STORE_STATUS_BUSY;
 	}
@@ -564,13 +595,13 @@ static enum dmsg_store_status load(struct store_object *o, bool may_evict,
 	if (!may_load(m, bytes))
 		return DMSG_STORE_STATUS_BUSY;
 	/* without evictions another owner may have room */
-	if (!charge(m, bytes, may_evict))
+	if (!charge(m, RESOURCE_STORE_BYTES, bytes, may_evict))
 		return may_evict ? DMSG_STORE_STATUS_BUSY : DMSG_STORE_STATUS_TOO_LARGE;
 	if (!place(sp, o, granules(bytes), may_evict)) {
 		budget_put(&m->account->budget, RESOURCE_STORE_BYTES, bytes);
 		return no_room;
 	}
-	policy_remove(sp->disk_policy, &o->policy, false);
+	leave_policy(o, false);
 	o->resident = true;
 	count_memory(o, true);
 	if (item_enter(o) < 0) {

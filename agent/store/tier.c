@@ -129,14 +129,26 @@ static bool restore_room(struct store_object *o)
 			      disk_blocks(o->policy.bytes));
 }
 
+/* The same for an object that was not there before. */
+static bool restore(struct store_object *o)
+{
+	struct budget_account *a = &o->member->account->budget;
+
+	if (!budget_restore(a, RESOURCE_STORE_OBJECTS, 1))
+		return false;
+	if (restore_room(o))
+		return true;
+	budget_put(a, RESOURCE_STORE_OBJECTS, 1);
+	return false;
+}
+
 void tier_return_room(struct store_object *o)
 {
 	budget_put(&o->member->account->budget, RESOURCE_STORE_DISK_BYTES,
 		   disk_blocks(o->policy.bytes));
 }
 
-/* Evicts an object of the name space that is only on disk. Returns its bytes there; 0: there is none. */
-static uint64_t disk_evict(struct store_space *sp)
+uint64_t tier_evict(struct store_space *sp)
 {
 	struct policy_entry *e = policy_victim(sp->disk_policy);
 	uint64_t bytes = e ? disk_blocks(e->bytes) : 0;
@@ -164,7 +176,7 @@ static bool evict_for(struct store_object *o)
 {
 	int64_t before = room_left(o);
 
-	if (disk_part(o)->vain >= VAIN_MAX || !disk_evict(o->member->space))
+	if (disk_part(o)->vain >= VAIN_MAX || !tier_evict(o->member->space))
 		return false;
 	if (room_left(o) <= before)
 		disk_part(o)->vain++;
@@ -209,7 +221,7 @@ void tier_give(struct store *s, unsigned *turn)
 	if (!sp)
 		t->give = 0;
 	while (t->give && *turn) {
-		uint64_t bytes = disk_evict(sp);
+		uint64_t bytes = tier_evict(sp);
 
 		if (!bytes)
 			break;
@@ -406,12 +418,13 @@ static int object_add(struct store_member *m, struct store_key key, uint64_t byt
 	o->policy.bytes = bytes;
 	o->policy.cost = cost;
 	o->policy.tag = item_hash(sp, key);
-	if (!restore_room(o)) {
+	if (!restore(o)) {
 		item_dealloc(sp->store, o);
 		return 0;
 	}
 	if (item_enter(o) < 0) {
 		tier_return_room(o);
+		budget_put(&m->account->budget, RESOURCE_STORE_OBJECTS, 1);
 		item_dealloc(sp->store, o);
 		return -ENOMEM;
 	}

@@ -290,6 +290,8 @@ enum dray_config_key_id {
 	DRAY_CONFIG_KEY_LIMITS_STORE_LEASES_PER_SESSION,
 	DRAY_CONFIG_KEY_LIMITS_STORE_DISK_BYTES,
 	DRAY_CONFIG_KEY_LIMITS_STORE_DISK_BYTES_PER_OWNER,
+	DRAY_CONFIG_KEY_LIMITS_STORE_OBJECTS,
+	DRAY_CONFIG_KEY_LIMITS_STORE_OBJECTS_PER_OWNER,
 	DRAY_CONFIG_KEY_LIMITS_STORE_HELD_BYTES,
 	DRAY_CONFIG_KEY_LIMITS_STORE_HELD_BYTES_PER_OWNER,
 	DRAY_CONFIG_KEY_LIMITS_STORE_HOLDS,
@@ -1095,6 +1097,16 @@ struct dray_config {
 		 * limits.store_disk_bytes.
 		 */
 		int64_t store_disk_bytes_per_owner;
+		/*
+		 * Objects in the store, in memory or on disk. The agent needs some 150 bytes and
+		 * the key for each, with a disk tier 220.
+		 */
+		int64_t store_objects;
+		/*
+		 * The same of one owner; 0: half of what the other owners leave of
+		 * limits.store_objects.
+		 */
+		int64_t store_objects_per_owner;
 		/* Bytes of objects that clients pin or read in place, which cannot be evicted. */
 		int64_t store_held_bytes;
 		/*

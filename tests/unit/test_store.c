@@ -568,6 +568,59 @@ static void test_preferences(void **state)
 	store_rig_end(&rig);
 }
 
+/* Small objects take more memory than their bytes: beyond their number others are evicted, or the store is busy. */
+static void test_objects_are_bounded(void **state)
+{
+	enum { OBJECTS = 100 };
+	struct dmsg_store_result r;
+	struct store_object *o;
+	struct budget *all;
+	char text[16];
+	struct store_key key;
+
+	(void)state;
+	for (unsigned evict = 0; evict < 2; evict++) {
+		struct store *s = store_make(POLICY_LRU, evict);
+		struct store_member *m;
+
+		store_rig_user(&rig);
+		m = store_rig_join(&rig, "");
+		all = &rig.budgets.of[RESOURCE_STORE_OBJECTS];
+		all->owner_max = OBJECTS;
+		for (unsigned k = 0; k < OBJECTS; k++)
+			put_at(m, k, 1);
+		if (evict)
+			put_at(m, OBJECTS, 1);
+		else
+			assert_int_equal(store_put_begin(m, key_of(text, OBJECTS), 1, 1, &o),
+					 DMSG_STORE_STATUS_BUSY);
+		assert_int_equal(store_totals(s).objects, OBJECTS);
+		assert_int_equal(store_totals(s).evictions, evict);
+		for (unsigned k = 0; k < 2; k++) {
+			key = key_of(text, evict + k);
+			store_remove(m, &key, 1, &r);
+			assert_int_equal(r.status, DMSG_STORE_STATUS_OK);
+		}
+		/* one that is being written counts as well, and one whose PUT has failed does not */
+		assert_int_equal(store_put_begin(m, key_of(text, 1000), 1, 1, &o),
+				 DMSG_STORE_STATUS_OK);
+		assert_int_equal(all->used, OBJECTS - 1);
+		store_put_end(o, false);
+		assert_int_equal(all->used, OBJECTS - 2);
+		put_at(m, 1000, 1);
+		put_at(m, 1001, 1);
+		for (unsigned k = 0; k < 1002; k++) {
+			key = key_of(text, k);
+			store_pin(rig.user, m, &key, 1, &r);
+		}
+		assert_int_equal(store_put_begin(m, key_of(text, 1002), 1, 1, &o),
+				 DMSG_STORE_STATUS_BUSY);
+		assert_int_equal(store_totals(s).objects, OBJECTS);
+		store_rig_end(&rig);
+		assert_int_equal(all->used, 0);
+	}
+}
+
 /* The thread of the store waits in it. */
 static struct {
 	struct dray_job job;
@@ -764,6 +817,7 @@ int main(void)
 		cmocka_unit_test(test_preferences),
 		cmocka_unit_test(test_memory_that_is_kept),
 		cmocka_unit_test(test_kept_while_it_is_cleared),
+		cmocka_unit_test(test_objects_are_bounded),
 		cmocka_unit_test(test_holds_are_bounded),
 	};
 

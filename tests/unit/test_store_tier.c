@@ -749,6 +749,41 @@ static void test_shares_at_the_start(void **state)
 	assert_int_equal(store_totals(rig.store).disk_objects, 4);
 }
 
+/* Those that are only on disk count, too, and are the first to go; those that wait for their removal there do not count. */
+static void test_objects_are_bounded(void **state)
+{
+	enum { OBJECTS = 20 };
+	struct budget *all = &rig.budgets.of[RESOURCE_STORE_OBJECTS];
+
+	all->owner_max = OBJECTS;
+	for (unsigned k = 0; k < OBJECTS; k++)
+		put(k, 100);
+	leave_memory();
+	for (unsigned k = OBJECTS; k < OBJECTS + 5; k++)
+		put(k, 100);
+	assert_int_equal(all->used, OBJECTS);
+	assert_int_equal(store_totals(rig.store).objects, OBJECTS);
+	assert_int_equal(store_totals(rig.store).disk_evictions, 5);
+	settle();
+	/* all are in memory and on disk */
+	for (unsigned k = 0; k < OBJECTS + 5; k++) {
+		struct get g;
+
+		if (get_begin(&g, k) == DMSG_STORE_STATUS_OK)
+			get_end(&g);
+	}
+	assert_int_equal(store_totals(rig.store).bytes, OBJECTS * 100);
+	put(100, 100);
+	assert_int_equal(all->used, OBJECTS);
+	settle();
+	assert_int_equal(store_totals(rig.store).disk_objects, OBJECTS);
+	stop();
+	start();
+	assert_int_equal(all->used, OBJECTS);
+	drop(100);
+	assert_int_equal(all->used, OBJECTS - 1);
+}
+
 /* --- the end ------------------------------------------------------------------------------------------- */
 
 /* An object that another agent still holds when the store ends. */
@@ -1226,6 +1261,7 @@ int main(void)
 		TEST(test_copies_before_the_folder_is_read),
 		TEST(test_copy_of_another_owner_before_the_folder_is_read),
 		TEST(test_shares_at_the_start),
+		TEST(test_objects_are_bounded),
 		TEST(test_loan_at_the_end),
 		TEST(test_writes_do_not_wait_for_commits),
 		TEST(test_flush),
