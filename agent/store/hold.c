@@ -48,6 +48,15 @@ static struct hold *hold_new(struct store_user *u, struct store_object *o)
 	return h;
 }
 
+/* Of a name space that the user has joined. */
+static struct store_member *member_of(const struct store_user *u, const struct store_space *sp)
+{
+	dray_list_for_each(&u->joined, j, struct joined, link)
+		if (j->member->space == sp)
+			return j->member;
+	return NULL;
+}
+
 static void hold_free(struct hold *h)
 {
 	struct store_user *u = h->user;
@@ -60,7 +69,7 @@ static void hold_free(struct hold *h)
 	if (h->lease)
 		dray_handles_del(&u->leases, h->lease);
 	if (h->keeps)
-		memory_unkeep(h->keeps);
+		memory_unkeep(h->keeps, member_of(u, h->keeps->space));
 	item_put(h->object);
 	free(h);
 }
@@ -110,7 +119,7 @@ static void leave(struct store_user *u)
 		struct segment *g = u->store->slots[i];
 
 		if (g && u->files[i].number == g->file)
-			memory_unkeep(g);
+			memory_unkeep(g, member_of(u, g->space));
 	}
 	dray_list_for_each(&u->joined, j, struct joined, link) {
 		j->member->refs--;
@@ -182,7 +191,7 @@ static struct hold *pin_new(struct store_user *u, struct store_member *m, struct
 	if (h)
 		h->keeps = g;
 	else
-		memory_unkeep(g);
+		memory_unkeep(g, m);
 	return h;
 }
 
@@ -275,7 +284,7 @@ static int file_give(struct store_user *u, struct store_member *m, struct segmen
 		int r = -errno;
 
 		if (!keeps)
-			memory_unkeep(g);
+			memory_unkeep(g, m);
 		return r;
 	}
 	*ret_index = (uint16_t)files->n++;
