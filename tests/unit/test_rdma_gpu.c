@@ -272,6 +272,84 @@ static void test_no_rail(void **state)
 	assert_int_equal(last()->code, DRAY_E_CANCELLED);
 }
 
+static void remote_on_rail_1(struct remote_view *v)
+{
+	struct rail_keys *k = remote_keys(2);
+
+	*v = lab->remote;
+	v->o.handle = REMOTE + 1;
+	object_publish(&lab->rig.core, &v->o);
+	k->v[0] = k->v[2];
+	k->v[1] = k->v[3];
+	k->n = 2;
+	rail_keys_seal(k, BYTES, false);
+	object_set_keys(&lab->rig.core, OBJECT_REMOTE, REMOTE + 1, k);
+}
+
+static void submit_as(struct rig_session *s, dray_handle remote, uint64_t bytes)
+{
+	static uint64_t id = 1000;
+	struct dray_err err = DRAY_ERR_NULL;
+	struct xfer_request r = { .request_id = ++id,
+				  .spec.direction = DMSG_DIRECTION_WRITE,
+				  .spec.local = GPU_REGION,
+				  .spec.remote = remote,
+				  .notify = (const uint8_t *)"" };
+
+	assert_int_equal(
+		rig_submit(&lab->rig, s, &r, (const uint64_t[][3]){ { 0, 0, bytes } }, 1, &err), 0);
+}
+
+/* Memory of one owner is known on a rail that has no queue pair. What waits for it holds no buffers, so another owner goes on; a queue pair ends that, or a cancel. */
+static void test_waits_aside_staged(void **state)
+{
+	static struct remote_view second;
+	static struct rig_session other;
+
+	rig_session_init(&lab->rig, &other, SESSION + 1);
+	set_keys(2, 1);
+	staged_on(2);
+	set_paths(2);
+	remote_on_rail_1(&second);
+	add_qp(1, DMSG_CLASS_BULK, 256, 0);
+	submit_as(&lab->s, REMOTE, 16 * UNIT);
+	while (!lab->s.xs.slices[DMSG_CLASS_BULK])
+		gpu_turn();
+	for (unsigned i = 0; i < 3; i++) {
+		submit_as(&other, REMOTE + 1, 8 * UNIT);
+		until_ended(1 + i);
+		assert_int_equal(last()->session, SESSION + 1);
+		assert_int_equal(lab->s.xs.slices[DMSG_CLASS_BULK], 1);
+	}
+	assert_memory_equal(gpu.memory, lab->there, 8 * UNIT);
+	add_qp(0, DMSG_CLASS_BULK, 256, 0);
+	until_ended(4);
+	assert_int_equal(last()->code, 0);
+	assert_memory_equal(gpu.memory, lab->there, 16 * UNIT);
+	/* it is lost */
+	message(RDMA_QP_LOSE, 2, NULL);
+	message(RDMA_QP_DEAD, 2, NULL);
+	submit_as(&lab->s, REMOTE, 16 * UNIT);
+	while (!lab->s.xs.slices[DMSG_CLASS_BULK])
+		gpu_turn();
+	stop_all(DRAY_E_CANCELLED, false);
+	assert_int_equal(lab->rig.n_ended, 5);
+	assert_int_equal(last()->code, DRAY_E_CANCELLED);
+	/* its rail goes: the next transport gets it, without a buffer */
+	lab->spare_open = true;
+	submit_as(&lab->s, REMOTE, 16 * UNIT);
+	while (!lab->s.xs.slices[DMSG_CLASS_BULK])
+		gpu_turn();
+	set_keys(2, 0);
+	while (dray_list_empty(&lab->adopted))
+		gpu_turn();
+	assert_null(dray_list_first(&lab->adopted, struct slice, link)->staged);
+	stop_all(DRAY_E_CANCELLED, false);
+	assert_int_equal(lab->rig.n_ended, 6);
+	object_drop(&lab->rig.core, OBJECT_REMOTE, REMOTE + 1, DRAY_E_REVOKED, DROP_STOP);
+	xfer_session_deinit(&other.xs);
+}
+
 static void direct_keys(void)
 {
 	object_set_keys(&lab->rig.core, OBJECT_REGION, GPU_REGION,
@@ -360,7 +438,7 @@ int main(void)
 		TEST(urgent_write),     TEST(urgent_on_lost),    TEST(cancelled_read),
 		TEST(cancelled_gather), TEST(device_lost),       TEST(peer_lost),
 		TEST(other_rail),       TEST(no_rail),           TEST(direct),
-		TEST(flush_fails),      TEST(without_flush),
+		TEST(flush_fails),      TEST(without_flush),     TEST(waits_aside_staged),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -349,6 +349,18 @@ static bool suits(const struct rdma_queue *p, const struct slice *s)
 	       rail_keys_have(remote_keys(s), p->qp.path.to_rail);
 }
 
+/* There is a queue pair for it, once it has a buffer. */
+bool rdma_has_staged_way(const struct stage_channel *p, const struct slice *s)
+{
+	const struct rdma_channel *ch = p->staged.owner;
+
+	dray_list_for_each(&ch->queues, it, struct rdma_queue, link)
+		if (rail_keys_have(it->rdma->staging, it->qp.path.rail) &&
+		    rail_keys_have(s->xfer->remote->keys, it->qp.path.to_rail))
+			return true;
+	return false;
+}
+
 /* The slice can be posted there now. */
 static bool takes(const struct rdma_queue *p, const struct rdma_list *l, const struct slice *s)
 {
@@ -465,6 +477,10 @@ static void slices_place(struct rdma_channel *ch, struct rdma_list *l)
 	unsigned buffers = 0;
 	struct slice *s;
 
+	ch->ch.aside = &aside;
+	dray_list_for_each(&ch->ch.unstaged, u, struct slice, link)
+		if (!rdma_has_staged_way(&ch->ch, u))
+			sched_set_aside(u->xfer, &aside);
 	dray_list_for_each(&ch->ch.retry, r, struct slice, link) {
 		if (!any_has_room(ch, l))
 			break;
@@ -481,6 +497,7 @@ static void slices_place(struct rdma_channel *ch, struct rdma_list *l)
 		sched_set_aside(s->xfer, &aside);
 	}
 	sched_go_on(&aside);
+	ch->ch.aside = NULL;
 }
 
 void rdma_channel_pull(struct rdma_channel *ch)

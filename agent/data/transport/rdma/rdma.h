@@ -251,6 +251,7 @@ const char *rdma_refusal(struct core *c, void *state, const struct xfer *x, uint
 /* post.c */
 /* Posts the channel's slices as far as its queue pairs have room. */
 void rdma_channel_pull(struct rdma_channel *ch);
+bool rdma_has_staged_way(const struct stage_channel *p, const struct slice *s);
 /* Adds a queue pair for the peer; qp is copied. 0 or -ENOMEM. */
 int rdma_queue_new(struct rdma_peer *peer, const struct rdma_qp *qp);
 void rdma_queue_free(struct rdma_queue *p);

@@ -163,7 +163,7 @@ static bool channel_has(const struct rdma_channel *ch, const struct xfer *x)
 
 static void transfer_move(struct core *c, struct xfer *x, void *arg)
 {
-	struct dray_list slices = DRAY_LIST_INIT(slices);
+	struct dray_list slices = DRAY_LIST_INIT(slices), without = DRAY_LIST_INIT(without);
 	uint32_t n = 0, code = DRAY_E_PEER_UNREACHABLE;
 	struct rdma_channel *ch = arg;
 	const char *why = NO_ROUTE;
@@ -172,17 +172,24 @@ static void transfer_move(struct core *c, struct xfer *x, void *arg)
 		return;
 	slices_take(&ch->ch.retry, x, &slices);
 	slices_take(&ch->ch.ready, x, &slices);
+	slices_take(&ch->ch.unstaged, x, &without);
 	slices_take(&ch->win.retry, x, &slices);
 	slices_take(&ch->win.ready, x, &slices);
 	dray_list_for_each(&slices, s, struct slice, link) {
 		slice_window_put(c, s);
 		n++;
 	}
+	dray_list_for_each(&without, u, struct slice, link)
+		n++;
 	/* Slices in flight on a lost queue pair, or being copied, come back first. */
-	if (n == x->slices && xfer_move(c, x, &slices))
-		return;
+	if (n == x->slices) {
+		dray_list_splice(&slices, &without);
+		if (xfer_move(c, x, &slices))
+			return;
+	}
 	dray_list_splice(rdma_route(ch, x) & RDMA_ROUTE_WINDOWED ? &ch->win.retry : &ch->ch.retry,
 			 &slices);
+	dray_list_splice(&ch->ch.unstaged, &without);
 	if (n != x->slices) {
 		ch->moving = true;
 		return;

@@ -112,20 +112,45 @@ static unsigned count_ahead(const struct stage_channel *p)
 	return n;
 }
 
+static bool may_stage(const struct stage_channel *p, const struct slice *s)
+{
+	return !p->has_way || p->has_way(p, s);
+}
+
+static struct slice *first_unstaged(const struct stage_channel *p)
+{
+	dray_list_for_each(&p->unstaged, s, struct slice, link)
+		if (may_stage(p, s))
+			return s;
+	return NULL;
+}
+
 static bool wants_buffer(const struct stage_channel *p)
 {
-	return !dray_list_empty(&p->unstaged) || channel_pending(&p->staged);
+	return channel_pending(&p->staged) || first_unstaged(p);
+}
+
+/* A session whose slice has no way gives no other one in this look. */
+static struct slice *next_new(struct core *c, struct stage_channel *p, uint64_t unit)
+{
+	uint64_t max = p->max ? dray_min(unit, p->max) : unit;
+	struct slice *s;
+
+	while ((s = sched_next(c, &p->staged, max)) && !may_stage(p, s)) {
+		dray_list_add(&p->unstaged, &s->link);
+		sched_set_aside(s->xfer, p->aside);
+	}
+	return s;
 }
 
 /* The next slice without a buffer; a slice that is too long for a buffer is split. */
 static struct slice *next_unstaged(struct core *c, struct stage_channel *p)
 {
 	uint64_t unit = stage_unit(c);
-	struct slice *s;
+	struct slice *s = first_unstaged(p);
 
-	s = dray_list_first(&p->unstaged, struct slice, link);
 	if (!s)
-		return sched_next(c, &p->staged, p->max ? dray_min(unit, p->max) : unit);
+		return next_new(c, p, unit);
 	if (s->bytes > unit) {
 		struct slice *rest = sched_split(c, s, unit);
 

@@ -16,17 +16,24 @@
 
 /* First member of the transport's channel. */
 struct stage_channel {
-	struct channel direct;     /* transfers whose local memory the transport reaches */
-	struct channel staged;     /* transfers whose slices pass through buffers */
-	struct dray_list retry;    /* slices to send before new ones; the transport takes them */
-	struct dray_list unstaged; /* slices without a buffer that another transport handed over */
-	struct dray_list copying;  /* being gathered (WRITE) or scattered (READ) */
-	struct dray_list copied;   /* their copies have ended, to be collected */
-	struct dray_list ready;    /* to be sent: gathered WRITEs, and READs with a buffer */
-	bool staged_next;          /* slices of both channels alternate */
-	uint64_t max;              /* limit for a slice's bytes; 0: the configured size */
+	struct channel direct;  /* transfers whose local memory the transport reaches */
+	struct channel staged;  /* transfers whose slices pass through buffers */
+	struct dray_list retry; /* slices to send before new ones; the transport takes them */
+	struct dray_list
+		unstaged; /* slices without a buffer that another transport handed over, or without a way */
+	struct dray_list copying; /* being gathered (WRITE) or scattered (READ) */
+	struct dray_list copied;  /* their copies have ended, to be collected */
+	struct dray_list ready;   /* to be sent: gathered WRITEs, and READs with a buffer */
+	bool staged_next;         /* slices of both channels alternate */
+	uint64_t max;             /* limit for a slice's bytes; 0: the configured size */
 	struct stage_waiter waiter;
 	struct stage_account *account; /* of the peer */
+	/*
+	 * NULL, or: the transport can send the slice, if not now. Others get no buffer: they stay on `unstaged`, and their sessions go on the
+	 * list `aside`, which is that of the transport's look at the channel (sched_set_aside()).
+	 */
+	bool (*has_way)(const struct stage_channel *p, const struct slice *s);
+	struct dray_list *aside;
 	/* the transport's link, and the list for it: on this list the channel's slices are taken in the next turn */
 	struct dray_list *pull_link, *pulling;
 };
