@@ -1414,10 +1414,18 @@ struct dray_store_results {
  *
  * Errors: requests, STORE_PUT, STORE_READ
  * -DRAY_E_UNSUPPORTED: the agent has no store, is too old, or puts no objects at others.
- * -DRAY_E_INVALID: at is not an agent, or comes with replicas = 2.
+ * -DRAY_E_INVALID: the operation is unknown, or there are no keys; a key is empty or longer than DRAY_STORE_KEY_MAX, or the keys
+ *     have more than 128 KiB, counting one byte more for each; a key of PUT or GET has no range; the name space or at is not UTF-8; at is
+ *     not an agent, or comes with replicas = 2; replicas is above 2.
+ * -DRAY_E_RANGE: a range is empty, passes the end of the region, or has an offset of more than 64 bits.
  * -DRAY_E_DENIED: the user may not use the name space, or the region does not allow the access.
  * -DRAY_E_NOT_FOUND: there is no such region.
- * -DRAY_E_TOO_LARGE: too many keys or ranges, or the name space is too long.
+ * -DRAY_E_TOO_LARGE: too many keys or ranges, or the name space or at is too long.
+ * -DRAY_E_DEADLINE: the copy of a PUT or GET was not finished within deadline_ms.
+ * -DRAY_E_CANCELLED: the region was removed, or an operator stopped the copy.
+ * -DRAY_E_REGION_FAULT: memory of the region is gone.
+ * -DRAY_E_UNCONFIRMED: the agent was lost during a PUT or GET, and is not proven dead.
+ * -DRAY_E_NO_FDS: READ: this process or the agent has no descriptor left.
  */
 DRAY_API int dray_store(struct dray *d, enum dray_store_operation operation,
 			const struct dray_store_batch *batch, struct dray_store_result *results);
@@ -1440,10 +1448,10 @@ DRAY_API int dray_store_release(struct dray *d, const uint64_t *leases, size_t n
  *
  * Ownership: after dray_disconnect() the caller unmaps it, by munmap().
  *
- * Thread: any. A forked child may make this call, too.
+ * Thread: any thread may call this function, also after the session was lost. So may a forked child, until it calls dray_disconnect().
  *
  * Errors:
- * -DRAY_E_NOT_FOUND: data is not of a result of READ.
+ * -DRAY_E_NOT_FOUND: no READ of this handle has returned this address; *ret_base and *ret_length are unchanged.
  */
 DRAY_API int dray_store_keep(struct dray *d, const void *data, void **ret_base,
 			     uint64_t *ret_length);

@@ -75,7 +75,7 @@ int dray_store_keep(struct dray *d, const void *data, void **ret_base, uint64_t 
 		*ret_length = f->bytes;
 		return 0;
 	}
-	return -DRAY_E_NOT_FOUND;
+	return dc_fail(d, DRAY_E_NOT_FOUND, "no object that was read in place is at this address");
 }
 
 int dc_store_encode(struct dray *d, const struct request *r, const char **ret_why)

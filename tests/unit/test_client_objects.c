@@ -481,6 +481,7 @@ static void leases_that_nobody_sees_end(void **state)
 	assert_int_equal(c.store->v[2].lease, 78);
 	data = c.store->v[2].data;
 	assert_int_equal(dray_store_keep(d, &lost, &base, &bytes), -DRAY_E_NOT_FOUND);
+	assert_non_null(strstr(dray_last_error(d), "read in place"));
 	assert_int_equal(dray_store_keep(d, data, &base, &bytes), 0);
 	assert_int_equal(data - (const uint8_t *)base, 64);
 	assert_int_equal(bytes, 4096);
