@@ -1182,11 +1182,11 @@ DRAY_API int dray_submit_many(struct dray *d, const struct dray_transfer *t, siz
 DRAY_API int dray_run(struct dray *d, const struct dray_transfer *t, struct dray_completion *ret);
 
 /*
- * Stops a transfer of dray_submit(). Its completion follows when it has stopped: with cancelled, or
- * with another status if it ended before.
+ * Stops a transfer of dray_submit(), or the copy of a PUT or GET of the store. Its completion follows when it has stopped: with
+ * cancelled, or with another status if it ended before.
  *
  * Errors:
- * -DRAY_E_NOT_FOUND: there is no such transfer, or it has ended.
+ * -DRAY_E_NOT_FOUND: there is no such transfer or batch, or it has ended.
  * -DRAY_E_NO_MEMORY
  */
 DRAY_API int dray_cancel(struct dray *d, uint64_t id);

@@ -360,7 +360,12 @@ int dray_cancel(struct dray *d, uint64_t id)
 	r = dray_handles_get(&d->requests.table, id);
 	if (!r && dray_handle_kind(id) != DMSG_HANDLE_KIND_REQUEST)
 		return dc_no_such(d, id, DMSG_HANDLE_KIND_REQUEST);
-	if (!r || r->type != DMSG_TRANSFER || r->state != REQUEST_SENT)
+	if (r && dc_proof_lends(r) && r->state == REQUEST_QUEUED) {
+		dc_request_end(d, r, -DRAY_E_CANCELLED, NO_TEXT);
+		dc_engine_leave(d);
+		return 0;
+	}
+	if (!r || !dc_proof_lends(r) || r->state != REQUEST_SENT)
 		return dc_fail(d, DRAY_E_NOT_FOUND, "the transfer is unknown, or has ended");
 	if (r->split) {
 		dc_split_stop(d, r, -DRAY_E_CANCELLED, NO_TEXT);
@@ -389,7 +394,7 @@ void dc_transfer_cancel_failed(struct dray *d, struct request *cancel, int statu
 		return;
 	dc_transfer_take_ring(d);
 	r = dray_handles_get(&d->requests.table, id);
-	if (!r || r->state != REQUEST_SENT || !r->on_ring)
+	if (!r || r->type != DMSG_TRANSFER || r->state != REQUEST_SENT || !r->on_ring)
 		return;
 	again = dc_request_internal(d, DMSG_TRANSFER_CANCEL, NO_REGION, NO_REMOTE, id);
 	if (again)

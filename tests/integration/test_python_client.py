@@ -272,6 +272,40 @@ def test_pending_request_given_up(two):
     assert not [r for r in two.client._remotes.values() if r.handle != two.remote.handle]
 
 
+def test_batch_of_the_store_given_up(tmp_path):
+    """The agent is asked to stop its copy, and has the memory until it answers. One that was not sent ends at once."""
+    asked, held = [], []
+
+    def answer(request_id, kind, message):
+        if kind == s.MSG_REGION_ADD:
+            return [s.pack_region_add_reply(request_id, region=request_id, length=4096)]
+        if kind == s.MSG_REGION_REMOVE:
+            return [s.pack_region_remove_reply(request_id)]
+        if kind == s.MSG_TRANSFER_CANCEL:
+            asked.append(message.request)
+            return [s.pack_transfer_cancel_reply(request_id)]
+        held.append(request_id)
+        return []
+
+    with FakeAgent(tmp_path / "dray.sock", answer) as fake, fake.client() as client:
+        region, store = client.region(dray.Memory(4096)), client.store()
+        pending = store.get(region, [(b"key", [(0, 8)])], wait=False)
+        until(lambda: held, "the request")
+        assert pending.lent() and pending.cancel() and pending.lent() and not pending.cancel()
+        with pytest.raises(errors.Cancelled):
+            pending.result(0)
+        until(lambda: client.process() or asked, "the cancellation")
+        assert asked == held and pending.lent()
+        fake.sock.send(s.pack_error(held[0], code=errors.Cancelled.code, message="stopped"))
+        until(lambda: not pending.lent(), "the end of the copy")
+        client.timeout = 0.01
+        with pytest.raises(errors.Timeout):
+            store.get(region, [(b"key", [(0, 8)])])
+        client.timeout = LIMIT
+        until(lambda: client.process() or len(asked) == 2, "the cancellation")
+        assert asked == held
+
+
 def test_export_given_up(two):
     """Its token is revoked when it comes, by a thread that waits for something else."""
     region = two.there.region

@@ -246,12 +246,14 @@ class Lending(Pending[T]):
         """True while the agent may still read or write the memory of this request.
 
         That is so until the request ends; and after errors.Unconfirmed until the agent answers, or
-        its process is proven dead. An event Confirmed tells when. Does not wait.
+        its process is proven dead. An event Confirmed tells when. A batch of the store that was given up by
+        cancel(), or with its task, lends its memory until the agent has answered. Does not wait.
         """
         if not self._ended:
             self._client._progress()
             return not self._ended
-        return isinstance(self._error, errors.Unconfirmed) and self._client._is_lent(self)
+        unconfirmed = isinstance(self._error, errors.Unconfirmed) or self._id in self._client._unconfirmed
+        return unconfirmed and self._client._is_lent(self)
 
 
 class Transfer(Lending[Done]):

@@ -98,6 +98,7 @@ class Session(Waiting):
         self._leases: dict[int, Lease] = {}
         self._mailboxes: dict[int, Mailbox] = {}
         self._unconfirmed: dict[int, Lending[Any]] = {}
+        self._given_up: set[int] = set()  # keys of batches of the store that the caller has cancelled, and the agent has not answered
         self._event_waits: list[_EventWait] = []
         self._queueing = threading.RLock()  # held while an event goes to a wait or to the queue, or a wait looks for one there
         self._session_waits: list[_SessionWait] = []
@@ -397,7 +398,7 @@ class Session(Waiting):
             return pending.result(self.timeout)
         except BaseException:  # its own error; or a limit, or what a signal handler raised: nobody will see the result
             if not pending._ended:
-                self._abandon(pending)
+                pending._give_up()
             elif pending._error is None:
                 pending._drop(pending._value)
             raise

@@ -177,7 +177,8 @@ class Store:
         BlockLayout. The cost, and the block, may be left out. A batch of many pieces starts several times as fast with a layout.
         An object appears when all its bytes are in place. One with the key that is there stays as it is
         (Status.EXISTS). The ranges belong to the agent until the batch ends; after errors.Unconfirmed
-        until the event Confirmed, see lent() of the Pending. deadline: seconds.
+        until the event Confirmed, and after cancel() until the agent has answered, see lent() of the Pending. After errors.Timeout
+        (the client's timeout) they do so as well: remove the region to be sure. deadline: seconds.
         replicas: 2: one of the agents in store.peers is to have the objects, too. Then the batch ends when it has them, or will not:
         copies of a result says how many agents have the object. The status is that of the object here. 1: this agent alone; 0: what
         store.replicas of the agent says.
@@ -258,7 +259,33 @@ class _Batch(Lending[Any]):
     __slots__ = ()
     _holds = HELD_STORE
 
+    def cancel(self) -> bool:
+        """Gives the batch up; False if it has ended. Does not wait.
+
+        It ends here with errors.Cancelled. The agent is asked to stop the copy of a PUT or GET, and may use its ranges until it answers: see
+        lent().
+        """
+        client = self._client
+        if self._ended:
+            return False
+        client._given_up.add(self._key)  # before it has ended for the caller, who may ask then
+        if not super().cancel():
+            client._given_up.discard(self._key)
+            return False
+        with contextlib.suppress(errors.Error):  # it has just ended, or copies nothing
+            client._check(lib.held.dray_cancel, self._id)
+        return True
+
+    def lent(self) -> bool:
+        if self._key in self._client._given_up:
+            self._client._progress()
+            if self._key in self._client._given_up:
+                return True
+        return super().lent()
+
     def _complete(self, c: Any) -> None:
+        if self._client._given_up:
+            self._client._given_up.discard(self._key)
         if not c.status:
             super()._complete(c)
             return
