@@ -361,19 +361,20 @@ from dray import store
 user = dray.Client(sys.argv[1])
 region = user.region(dray.Memory(8192))
 user.store().put(region, [(b"a", [(0, 8192)])])
-view = store._view
+view, made = store._view, []
 def closing(client, result):
     thread = threading.Thread(target=client.close)
     thread.start()
     thread.join()
-    return view(client, result)
+    made.append(view(client, result))
+    return made[0]
 store._view = closing
 pending = user.store().read([b"a"], wait=False)
 while not pending.done():  # close() awaits a thread that waits
     time.sleep(0.001)
-data = pending.result()[0].data
+assert isinstance(pending.error(), dray.errors.SessionClosed)
 try:
-    data[0]
+    made[0].data[0]
 except ValueError:
     sys.exit(0)
 sys.exit("it can be read")
