@@ -10,8 +10,8 @@
 #include "schema/gen/errors.h"
 
 /*
- * A session that ends loses so many holds at once. The thread of the store frees the others, as many at a time, with pauses in which others
- * get the lock: whoever takes it again at once is faster than those that wait for it, which have to wake up.
+ * store_user_free() frees so many holds itself. The thread of the store frees the others, as many at a time, with pauses: a worker that
+ * waits for the lock has to wake up first, and would not get it from a thread that takes it again at once.
  */
 #define FREED_AT_ONCE 512
 #define FREED_PAUSE_NS 50000
@@ -91,6 +91,7 @@ struct store_user *store_user_new(struct store *s, struct owner_account *account
 	}
 	u->store = s;
 	u->account = account;
+	dray_list_init(&u->link);
 	dray_list_init(&u->joined);
 	dray_list_init(&u->holds);
 	dray_map_init(&u->pins);
@@ -127,48 +128,75 @@ static void leave(struct store_user *u)
 	}
 }
 
-static void dealloc(struct store_user *u)
+/* It has no holds. */
+static void user_end(struct store_user *u)
 {
+	pthread_mutex_lock(&u->store->lock);
+	dray_list_del(&u->link);
+	leave(u);
+	pthread_mutex_unlock(&u->store->lock);
 	dray_map_deinit(&u->pins);
 	dray_handles_deinit(&u->leases);
 	free(u->files);
 	free(u);
 }
 
-static void free_more(struct dray_job *j);
-
-/* The owners are gone after a store that its thread keeps: then nothing is given back. */
-static void free_some(struct store_user *u)
+/* Control thread. When it was told that the session is gone, the user still had members of name spaces. */
+static void on_freed(struct dray_job *j)
 {
+	struct store_user *u = dray_container_of(j, struct store_user, job);
 	struct store *s = u->store;
-	bool left, ended;
 
-	pthread_mutex_lock(&s->lock);
-	left = s->left;
-	ended = !left && free_holds(u);
-	if (ended)
-		leave(u);
-	pthread_mutex_unlock(&s->lock);
-	if (ended)
-		dealloc(u);
-	else if (!left)
-		dray_jobs_add(s->jobs, &u->job, free_more, NULL);
+	user_end(u);
+	store_sweep(s);
 }
 
-/* Thread of the store. */
+/* Thread of the store. What is left when the store ends, users_free() frees: the thread gets little time then. */
 static void free_more(struct dray_job *j)
 {
 	struct store_user *u = dray_container_of(j, struct store_user, job);
+	struct store *s = u->store;
+	bool ending, freed;
 
-	if (!u->store->ending)
+	if (!s->ending)
 		nanosleep(&(struct timespec){ .tv_nsec = FREED_PAUSE_NS }, NULL);
-	free_some(u);
+	pthread_mutex_lock(&s->lock);
+	ending = s->ending;
+	freed = !ending && free_holds(u);
+	pthread_mutex_unlock(&s->lock);
+	if (freed)
+		dray_jobs_finish(s->jobs, j, on_freed);
+	else if (!ending)
+		dray_jobs_add(s->jobs, j, free_more, NULL);
 }
 
 void store_user_free(struct store_user *u)
 {
-	if (u)
-		free_some(u);
+	struct store *s = u ? u->store : NULL;
+	bool freed;
+
+	if (!u)
+		return;
+	pthread_mutex_lock(&s->lock);
+	freed = free_holds(u);
+	if (!freed)
+		dray_list_add(&s->ended, &u->link);
+	pthread_mutex_unlock(&s->lock);
+	if (freed)
+		user_end(u);
+	else
+		dray_jobs_add(s->jobs, &u->job, free_more, NULL);
+}
+
+void users_free(struct store *s)
+{
+	dray_list_for_each(&s->ended, u, struct store_user, link) {
+		pthread_mutex_lock(&s->lock);
+		while (!free_holds(u))
+			;
+		pthread_mutex_unlock(&s->lock);
+		user_end(u);
+	}
 }
 
 static struct hold *pin_find(struct store_user *u, struct store_member *m, struct store_key key)

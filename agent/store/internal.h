@@ -159,7 +159,8 @@ struct store_member {
 };
 
 struct store_user {
-	struct dray_job job; /* when it ends */
+	struct dray_job job;   /* when it ends */
+	struct dray_list link; /* on store->ended, then */
 	struct store *store;
 	struct owner_account *account;
 	struct dray_list joined; /* of struct joined */
@@ -214,13 +215,17 @@ struct store {
 	uint64_t leaving; /* bytes of segments that are being given back; part of totals.memory */
 	struct store_follower follower; /* added NULL: nobody follows */
 	struct store_totals totals;
+	struct dray_list ended;      /* users whose holds the thread of the store frees */
 	struct dray_list loans;      /* of the control thread */
 	struct store_verify *verify; /* the same; NULL: nothing is verified */
 	uint16_t verifications;
 	struct store_trace *trace; /* NULL: nobody wants to know what clients ask for */
 	uint32_t last_space;
-	_Atomic bool ending; /* checksums are not needed any more */
-	bool left;           /* its thread did not end, and has it until the process ends */
+	/*
+	 * Its thread is to end: checksums are not needed any more. Set under the lock, after which the thread changes nothing of owners,
+	 * who are freed even if it does not end.
+	 */
+	_Atomic bool ending;
 	struct region_view *region;
 	struct remote_view remote;
 };
@@ -372,6 +377,10 @@ enum dmsg_store_status item_meets_forward(struct store_object *o, bool prefers);
 bool work_write(struct store_object *o);
 /* An object whose `loading` is set, and that is held, is read soon: for the batch that has this share. */
 void work_read(struct store_object *o, struct turns_share *share);
+
+/* hold.c */
+/* Frees users that have ended and still have holds. After the thread of the store has ended. */
+void users_free(struct store *s);
 
 /* trace.c */
 void trace_add(struct store_space *sp, enum store_operation operation, struct store_key key,

@@ -39,6 +39,7 @@ int store_new(struct store **ret, const struct store_config *cfg, struct dray_er
 	s->cfg = *cfg;
 	pthread_mutex_init(&s->lock, NULL);
 	dray_list_init(&s->spaces);
+	dray_list_init(&s->ended);
 	dray_list_init(&s->loans);
 	s->region = calloc(1, sizeof(*s->region) + sizeof(s->region->extents[0]));
 	s->hinted = calloc(dray_max(cfg->n_spaces, (size_t)1), sizeof(*s->hinted));
@@ -93,15 +94,14 @@ static void space_free(struct store_space *sp)
 static bool end(struct store *s)
 {
 	/* the thread does not wait for anything, and ends; else it uses the store until the process ends */
+	pthread_mutex_lock(&s->lock);
 	s->ending = true;
-	if (!jobs_free(s->jobs)) {
-		pthread_mutex_lock(&s->lock);
-		s->left = true;
-		pthread_mutex_unlock(&s->lock);
+	pthread_mutex_unlock(&s->lock);
+	if (!jobs_free(s->jobs))
 		return false;
-	}
 	/* what the disk has stays there from now on, and no job is queued */
 	s->closing = true;
+	users_free(s);
 	loans_free(s);
 	if (!tier_free(s))
 		return false;

@@ -88,7 +88,10 @@ const struct remote_view *store_remote(const struct store *s);
 /* What a session has of the store. NULL: no memory, or there is no store, with reterr. */
 struct store_user *store_user_new(struct store *s, struct owner_account *account,
 				  struct dray_err *reterr);
-/* Ends its pins and leases; many of them soon, on the thread of the store. Its transfers have ended. NULL is allowed. */
+/*
+ * Ends its pins and leases. Its transfers have ended. Those that are too many for one call end on the thread of the store, behind the jobs
+ * that it has; store_sweep() follows then. NULL is allowed.
+ */
 void store_user_free(struct store_user *u);
 
 /* Access to a name space; it lasts as long as the user. NULL with reterr: denied. */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The store against a model: random PUT, GET, REMOVE, pins and leases of two owners, with bytes that tell each object. */
+#include <sched.h>
 #include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -621,16 +622,40 @@ static void test_objects_are_bounded(void **state)
 	}
 }
 
-/* The thread of the store waits in it. */
-static struct {
+/* A job of the store's thread. */
+static struct step_job {
 	struct dray_job job;
 	sem_t go_on;
-} stop;
+	uint64_t held; /* holds that it has seen */
+} blocker, looker;
 
-static void run_stop(struct dray_job *j)
+static void run_until_told(struct dray_job *j)
+{
+	sem_wait(&dray_container_of(j, struct step_job, job)->go_on);
+}
+
+static void run_until_ending(struct dray_job *j)
 {
 	(void)j;
-	sem_wait(&stop.go_on);
+	while (!rig.store->ending)
+		sched_yield();
+}
+
+static void run_look(struct dray_job *j)
+{
+	dray_container_of(j, struct step_job, job)->held =
+		rig.budgets.of[RESOURCE_STORE_HOLDS].used;
+}
+
+static void lease(struct store_member *m, struct store_key key, enum dmsg_store_status expected)
+{
+	struct dmsg_store_place place;
+	struct store_files files;
+
+	store_read(rig.user, m, &key, 1, &place, &files);
+	for (unsigned k = 0; k < files.n; k++)
+		close(files.fd[k]);
+	assert_int_equal(place.status, expected);
 }
 
 /* Each READ of an object is one more hold. */
@@ -640,36 +665,73 @@ static void test_holds_are_bounded(void **state)
 	struct store *s = store_make(POLICY_LRU, true);
 	struct budget *all = &rig.budgets.of[RESOURCE_STORE_HOLDS];
 	struct dmsg_store_result r;
-	struct dmsg_store_place place;
-	struct store_files files;
 	struct store_member *m;
 	char text[16];
 	struct store_key key = key_of(text, 0);
+	uint64_t held;
 
 	(void)state;
-	sem_init(&stop.go_on, 0, 0);
 	store_rig_user(&rig);
 	m = store_rig_join(&rig, "");
 	put_at(m, 0, 1);
 	all->owner_max = HOLDS;
-	for (unsigned i = 0; i <= HOLDS; i++) {
-		store_read(rig.user, m, &key, 1, &place, &files);
-		for (unsigned k = 0; k < files.n; k++)
-			close(files.fd[k]);
-		assert_int_equal(place.status,
-				 i < HOLDS ? DMSG_STORE_STATUS_OK : DMSG_STORE_STATUS_BUSY);
-	}
+	for (unsigned i = 0; i <= HOLDS; i++)
+		lease(m, key, i < HOLDS ? DMSG_STORE_STATUS_OK : DMSG_STORE_STATUS_BUSY);
 	store_pin(rig.user, m, &key, 1, &r);
 	assert_int_equal(r.status, DMSG_STORE_STATUS_BUSY);
-	/* A session that ends frees some of them, and the thread of the store the others. */
-	dray_jobs_add(s->jobs, &stop.job, run_stop, NULL);
+	/* A session that ends frees some of them. The store's thread, which has little time when the store ends, leaves the others to that. */
+	dray_jobs_add(s->jobs, &blocker.job, run_until_ending, NULL);
 	store_user_free(dray_take(rig.user));
-	assert_in_range(all->used, HOLDS - 1000, HOLDS - 1);
-	sem_post(&stop.go_on);
-	assert_true(store_free(dray_take(rig.store)));
+	held = all->used;
+	assert_in_range(held, HOLDS - 1000, HOLDS - 1);
+	dray_jobs_add(s->jobs, &looker.job, run_look, NULL);
+	assert_true(store_free(s));
+	rig.store = NULL;
+	assert_int_equal(looker.held, held);
 	assert_int_equal(all->used, 0);
 	assert_int_equal(rig.budgets.of[RESOURCE_STORE_HELD_BYTES].used, 0);
+	assert_int_equal(rig.accounts[1].store_kept, 0);
+	assert_int_equal(kept, 0);
 	store_rig_end(&rig);
+}
+
+/*
+ * It is swept when its user has lost the last hold, which is after its session has ended. The store may also end before the control thread
+ * is told.
+ */
+static void test_name_space_of_many_holds_is_swept(void **state)
+{
+	struct dmsg_store_result r;
+	char text[16];
+	struct store_key key = key_of(text, 0);
+
+	(void)state;
+	sem_init(&blocker.go_on, 0, 0);
+	for (unsigned told = 0; told < 2; told++) {
+		struct store *s = store_make(POLICY_LRU, true);
+		struct store_member *m;
+
+		store_rig_user(&rig);
+		m = store_rig_join(&rig, "");
+		put_at(m, 0, 1);
+		for (unsigned i = 0; i < 2000; i++)
+			lease(m, key, DMSG_STORE_STATUS_OK);
+		store_remove(m, &key, 1, &r);
+		assert_int_equal(r.status, DMSG_STORE_STATUS_OK);
+		dray_jobs_add(s->jobs, &blocker.job, run_until_told, NULL);
+		store_user_free(dray_take(rig.user));
+		store_sweep(s);
+		assert_int_equal(kept, 1);
+		sem_post(&blocker.go_on);
+		while (store_totals(s).held_bytes)
+			sched_yield();
+		for (unsigned i = 0; told && i < 10000 && kept; i++)
+			assert_true(sd_event_run(rig.event, 1000) >= 0);
+		assert_int_equal(kept, !told);
+		assert_int_equal(dray_list_empty(&s->spaces), told);
+		store_rig_end(&rig);
+		assert_int_equal(kept, 0);
+	}
 }
 
 enum keeping { KEEP_BY_LEASE, KEEP_BY_PIN, KEEP_BY_NUMBER, KEEPING_N };
@@ -855,6 +917,7 @@ int main(void)
 		cmocka_unit_test(test_segment_of_several_keepers),
 		cmocka_unit_test(test_objects_are_bounded),
 		cmocka_unit_test(test_holds_are_bounded),
+		cmocka_unit_test(test_name_space_of_many_holds_is_swept),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
