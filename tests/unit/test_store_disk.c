@@ -1178,14 +1178,34 @@ static void test_index_error(void **state)
 	check_fault(DISK_CALL_COMMIT, -EROFS, DISK_STATE_READ_ONLY);
 }
 
+static enum disk_result verify(unsigned i)
+{
+	prepare(i);
+	disk_verify(rig.disk, &rig.items[i].request);
+	return finish(i);
+}
+
+/* File systems have EBADMSG for blocks of their own that are damaged: this says nothing of the object's bytes. */
 static void test_read_error(void **state)
 {
+	static const int errors[] = { -EIO, -EBADMSG };
+
 	assert_int_equal(put(0, 1, 5000), DISK_OK);
-	faults[DISK_CALL_READ] = -EIO;
-	assert_int_equal(get(0), DISK_FAILED);
-	faults[DISK_CALL_READ] = 0;
-	assert_int_equal(get(0), DISK_OK);
-	assert_true(right(0));
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(errors); i++) {
+		restart();
+		faults[DISK_CALL_OPEN] = errors[i];
+		assert_int_equal(get(0), DISK_FAILED);
+		assert_int_equal(verify(0), DISK_FAILED);
+		faults[DISK_CALL_OPEN] = 0;
+		faults[DISK_CALL_READ] = errors[i];
+		assert_int_equal(get(0), DISK_FAILED);
+		assert_int_equal(verify(0), DISK_FAILED);
+		faults[DISK_CALL_READ] = 0;
+		assert_int_equal(disk_info(rig.disk).corrupt, 0);
+		assert_int_equal(verify(0), DISK_OK);
+		assert_int_equal(get(0), DISK_OK);
+		assert_true(right(0));
+	}
 }
 
 /* --- a folder that cannot be used at the start ---------------------------------------------------------- */
@@ -1242,12 +1262,17 @@ static void limit_descriptors(rlim_t n)
 	assert_int_equal(setrlimit(RLIMIT_NOFILE, &l), 0);
 }
 
-/* Each item has a segment of its own, and few of these are open. */
-static void start_with_few_descriptors(void)
+static void restart_with_few_descriptors(void)
 {
 	limit_descriptors(8 * DESCRIPTORS);
 	restart();
 	limit_descriptors(0);
+}
+
+/* Each item has a segment of its own, and few of these are open. */
+static void start_with_few_descriptors(void)
+{
+	restart_with_few_descriptors();
 	for (unsigned i = 0; i < N; i++)
 		begin_write(i, 1, SEGMENT_BYTES);
 	for (unsigned i = 0; i < N; i++)
@@ -1273,24 +1298,67 @@ static void test_descriptors_are_bounded(void **state)
 	check_all();
 }
 
-/* The process has none left, because others have them: the tier gives its own back that are not used. */
+/* Others take all descriptors that the process may have. */
+static int taken[64];
+static unsigned n_taken;
+
+static void take_descriptors(void)
+{
+	limit_descriptors(DRAY_ARRAY_SIZE(taken));
+	while ((taken[n_taken] = dup(0)) >= 0)
+		n_taken++;
+	assert_int_equal(errno, EMFILE);
+}
+
+static void give_descriptors_back(void)
+{
+	limit_descriptors(0);
+	while (n_taken)
+		close(taken[--n_taken]);
+}
+
+/* The tier gives its own back that are not used. */
 static void test_no_descriptor_is_free(void **state)
 {
-	int taken[64];
-	unsigned n = 0;
-
 	start_with_few_descriptors();
 	restart();
 	assert_int_equal(get(1), DISK_OK);
-	limit_descriptors(DRAY_ARRAY_SIZE(taken));
-	while ((taken[n] = dup(0)) >= 0)
-		n++;
-	assert_int_equal(errno, EMFILE);
+	take_descriptors();
 	assert_int_equal(get(0), DISK_OK);
 	assert_true(right(0));
-	limit_descriptors(0);
-	while (n)
-		close(taken[--n]);
+	give_descriptors_back();
+}
+
+/* The segment that objects are appended to keeps its descriptor, so that the tier can be written. */
+static void test_writes_without_a_free_descriptor(void **state)
+{
+	start_with_few_descriptors();
+	begin_drop(0);
+	assert_int_equal(finish(0), DISK_OK);
+	begin_drop(1);
+	assert_int_equal(finish(1), DISK_OK);
+	restart_with_few_descriptors();
+	assert_int_equal(put(0, 2, 5000), DISK_OK);
+	assert_int_equal(get(2), DISK_OK);
+	take_descriptors();
+	assert_int_equal(get(3), DISK_OK);
+	begin_drop(2);
+	assert_int_equal(finish(2), DISK_OK);
+	begin_drop(3);
+	assert_int_equal(finish(3), DISK_OK);
+	while (descriptors(3) || descriptors(4))
+		turn();
+	take_descriptors();
+	assert_int_equal(put(1, 2, 5000), DISK_OK);
+	assert_int_equal(get(0), DISK_OK);
+	assert_int_equal(rig.state, DISK_STATE_OK);
+	give_descriptors_back();
+	/* Beside the next one it is closed as others are. */
+	assert_int_equal(put(2, 2, SEGMENT_BYTES), DISK_OK);
+	check_all();
+	assert_int_equal(descriptors(0), DESCRIPTORS);
+	assert_int_equal(descriptors(N + 1), 0);
+	assert_int_equal(descriptors(N + 2), 1);
 }
 
 /* Other files are opened and closed during a read, a write, and the end of a batch. */
@@ -1333,9 +1401,9 @@ static void test_open_error(void **state)
 	start_with_few_descriptors();
 	for (unsigned i = N; i--;)
 		assert_int_equal(get(i), DISK_OK);
-	assert_int_equal(descriptors(N), 0);
+	assert_int_equal(descriptors(N - 1), 0);
 	faults[DISK_CALL_OPEN] = -EIO;
-	assert_int_equal(get(N - 1), DISK_FAILED);
+	assert_int_equal(get(N - 2), DISK_FAILED);
 	assert_int_equal(rig.state, DISK_STATE_OK);
 	faults[DISK_CALL_OPEN] = 0;
 	check_all();
@@ -1348,10 +1416,46 @@ static void test_open_error(void **state)
 	begin_drop(0);
 	assert_int_equal(finish(0), DISK_OK);
 	faults[DISK_CALL_OPEN] = -EROFS;
-	assert_int_equal(put(0, 2, SEGMENT_BYTES), DISK_DOWN);
+	/* The next segment has been opened already. */
+	assert_int_equal(put(0, 2, SEGMENT_BYTES), DISK_OK);
+	begin_drop(0);
+	assert_int_equal(finish(0), DISK_OK);
+	assert_int_equal(put(0, 3, SEGMENT_BYTES), DISK_DOWN);
 	assert_int_equal(rig.state, DISK_STATE_READ_ONLY);
 	faults[DISK_CALL_OPEN] = 0;
 	wait_until_ok();
+	check_all();
+}
+
+/* A disk was read-only for a while, and a read has opened the file meanwhile, which it still uses. */
+static void test_file_that_could_only_be_read(void **state)
+{
+	uint64_t blocks;
+
+	for (unsigned i = 0; i < 4; i++)
+		assert_int_equal(put(i, 1, 60000), DISK_OK);
+	restart();
+	blocks = blocks_used();
+	faults[DISK_CALL_OPEN] = -EROFS;
+	stop_call = DISK_CALL_READ;
+	stop_next = true;
+	prepare(1);
+	disk_read(rig.disk, &rig.items[1].request);
+	sem_wait(&stopped);
+	/* It can still not be written to: the blocks stay until the next start. */
+	for (unsigned i = 2; i < 4; i++) {
+		begin_drop(i);
+		assert_int_equal(finish(i), DISK_OK);
+		assert_int_equal(blocks_used(), blocks);
+		faults[DISK_CALL_OPEN] = -EIO;
+	}
+	faults[DISK_CALL_OPEN] = 0;
+	begin_drop(0);
+	assert_int_equal(finish(0), DISK_OK);
+	assert_in_range(blocks_used(), 1, blocks - 60000);
+	sem_post(&go_on);
+	assert_int_equal(finish(1), DISK_OK);
+	assert_true(right(1));
 	check_all();
 }
 
@@ -1635,8 +1739,10 @@ int main(void)
 		TEST(test_read_error),
 		TEST(test_descriptors_are_bounded),
 		TEST(test_no_descriptor_is_free),
+		TEST(test_writes_without_a_free_descriptor),
 		TEST(test_files_in_use_stay_open),
 		TEST(test_open_error),
+		TEST(test_file_that_could_only_be_read),
 		TEST(test_folder_that_comes_later),
 		TEST(test_folder_that_reports_errors),
 		TEST(test_damaged_index),

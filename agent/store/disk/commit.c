@@ -102,16 +102,16 @@ void commit_removed(struct disk *d, struct disk_request *r)
 	disk_complete(r, DISK_OK);
 }
 
-/* What it has written needs no descriptor any more. */
-static void let_file_go(struct disk_request *r)
+/* The bytes are on disk or given up; the descriptor may be closed. */
+static void release_file(struct disk_request *r)
 {
-	if (dray_take(r->keeps))
+	if (dray_take(r->keeps_file))
 		segment_close(r->at.segment);
 }
 
 static void finish_write(struct disk *d, struct disk_request *r)
 {
-	let_file_go(r);
+	release_file(r);
 	*r->object = r->at;
 	measure_end(d, r, disk_blocks(r->at.bytes));
 	d->info.writes++;
@@ -123,7 +123,7 @@ static void finish_write(struct disk *d, struct disk_request *r)
 /* Its blocks are given back when the disk can be written; without memory, with those of its segment. */
 void commit_fail(struct disk *d, struct disk_request *r)
 {
-	let_file_go(r);
+	release_file(r);
 	if (r->measured)
 		measure_end(d, r, 0);
 	if (d->info.state == DISK_STATE_FULL)

@@ -154,8 +154,8 @@ static void read_done(struct dray_job *j)
 	/* the object of a piece may be gone */
 	segment_drop_if_empty(r->at.segment);
 	d->info.reads += !r->verifies;
-	if (r->error)
-		result = r->error == -EBADMSG ? DISK_CORRUPT : DISK_FAILED;
+	if (r->error || r->damaged)
+		result = r->error ? DISK_FAILED : DISK_CORRUPT;
 	d->info.errors += result == DISK_FAILED;
 	disk_complete(r, result);
 	dispatch(d);
@@ -214,7 +214,8 @@ static void prepare(struct disk *d, struct disk_request *r)
 	dray_assert(r->key_bytes <= DISK_KEY_MAX);
 	r->disk = d;
 	r->error = 0;
-	r->removes = r->writes = r->verifies = r->measured = r->keeps = false;
+	r->removes = r->writes = r->verifies = false;
+	r->measured = r->keeps_file = r->damaged = false;
 }
 
 /* --- where an object goes -------------------------------------------------------------------------- */

@@ -69,11 +69,12 @@ struct disk_request {
 	struct disk_object at;
 	uint64_t segment; /* the number of at.segment, or the one in a row whose segment is missing */
 	unsigned thread;
-	int error;    /* -errno */
+	int error;    /* -errno of a call */
 	uint32_t crc; /* of what is verified */
 	bool writes, removes, verifies;
-	bool measured; /* the rate has counted its start */
-	bool keeps;    /* the file of its segment stays open, until it is committed or has failed */
+	bool measured;   /* the rate has counted its start */
+	bool keeps_file; /* that of its segment stays open, until it is committed or has failed */
+	bool damaged;    /* what was read without an error is not what was written */
 };
 
 enum disk_state {

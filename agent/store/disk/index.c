@@ -104,6 +104,17 @@ int index_load(struct disk *d, index_row_fn fn, void *arg, struct dray_err *rete
 	return code == SQLITE_DONE ? 0 : database_failed(d->index, code, "reading", reterr);
 }
 
+/* A killed process may have written the last rows of the log without waiting for the disk. */
+int index_sync(struct disk *d)
+{
+	sqlite3_file *log = NULL;
+
+	sqlite3_file_control(d->index->db, "main", SQLITE_FCNTL_JOURNAL_POINTER, &log);
+	if (!log || !log->pMethods)
+		return 0;
+	return log->pMethods->xSync(log, SQLITE_SYNC_NORMAL) == SQLITE_OK ? 0 : -EIO;
+}
+
 static int run(struct database *s, sqlite3_stmt *q, struct dray_err *reterr)
 {
 	int code = sqlite3_step(q);

@@ -22,9 +22,10 @@ struct disk_segment {
 		idle; /* on disk->files.idle; this and the next two are guarded by the lock there */
 	int fd;       /* -1: not open. Its users read it without the lock */
 	unsigned users;
-	pthread_mutex_t lock;     /* of the next six, while the file is opened or extended */
+	pthread_mutex_t lock;     /* of the next seven, while the file is opened or extended */
 	bool made;                /* the file has been opened before, or was there at the start */
 	bool read_only;           /* it is open for reading alone */
+	bool stays_open;          /* it has a use of its own, until it is sealed or removed */
 	uint64_t begun;           /* where the last write ends that has begun */
 	uint64_t allocated;       /* the file has blocks up to here */
 	bool extended;            /* it may have blocks beyond its objects */
@@ -128,6 +129,8 @@ int index_commit(struct disk *d, const struct dray_list *requests, const struct 
 		 struct dray_err *reterr);
 /* Those of this device, or else without rates. 0 or as database.h. */
 int index_rates(struct disk *d, struct disk_rates *ret, struct dray_err *reterr);
+/* What index_load() has read is on disk, and will be read again. 0 or -errno. */
+int index_sync(struct disk *d);
 /* Writes the rates alone, if the index is open; that they are not on disk is no error. */
 void index_keep_rates(struct disk *d, const struct disk_rates *rates);
 
@@ -163,11 +166,13 @@ void files_init(struct disk_files *f);
 void files_deinit(struct disk_files *f);
 /* Opens the file if needed, and keeps it open until segment_close(). On a thread. 0, or -errno: -EROFS for a write if it can only be read. */
 int segment_open(struct disk_segment *s, bool writes);
-/* The same under s->lock. */
+/* The same for a write of an object; the file stays open from then on, until the segment is sealed. */
+int segment_open_to_append(struct disk_segment *s);
+/* segment_open() under s->lock. */
 int files_open_locked(struct disk_segment *s, bool writes);
 /* Any thread; does not block. */
 void segment_close(struct disk_segment *s);
-/* Closes the file of a segment that nobody uses any more. */
+/* Closes the file of a segment that nobody else uses any more. */
 void files_forget(struct disk_segment *s);
 
 /* --- io.c: on a thread --- */

@@ -86,8 +86,8 @@ static uint32_t checksum(const struct disk_request *r)
 void io_write(struct disk_request *r)
 {
 	r->at.crc = checksum(r);
-	r->error = segment_open(r->at.segment, true);
-	r->keeps = !r->error;
+	r->error = segment_open_to_append(r->at.segment);
+	r->keeps_file = !r->error;
 	if (r->error)
 		return;
 	segment_extend(r->at.segment, r->at.offset + disk_blocks(r->at.bytes));
@@ -101,10 +101,9 @@ void io_read(struct disk_request *r)
 		r->error = move(r, false);
 		segment_close(r->at.segment);
 	}
-	if (!r->error && checksum(r) != r->at.crc)
-		r->error = -EBADMSG;
+	r->damaged = !r->error && checksum(r) != r->at.crc;
 	/* what was in the buffer before may be of another object */
-	if (r->error)
+	if (r->error || r->damaged)
 		memset(r->buffer, 0, r->at.bytes);
 }
 
@@ -122,7 +121,6 @@ void io_verify(struct disk_request *r)
 	if (!r->error)
 		r->crc = dray_crc32c(r->verified ? r->crc : 0, r->buffer, n);
 	r->verified += n;
-	if (!r->error && r->verified == at->bytes &&
-	    dray_crc32c(r->crc, r->key, r->key_bytes) != at->crc)
-		r->error = -EBADMSG;
+	r->damaged = !r->error && r->verified == at->bytes &&
+		     dray_crc32c(r->crc, r->key, r->key_bytes) != at->crc;
 }

@@ -124,7 +124,7 @@ static int find_files(const struct disk *d, struct load *l)
 	return r;
 }
 
-/* Else the row is not valid. */
+/* False: the row is not valid. */
 static bool is_inside(const struct load_file *f, const struct index_row *row)
 {
 	return row->offset <= f->bytes && row->bytes <= f->bytes - row->offset;
@@ -226,8 +226,19 @@ static bool find_places(const struct disk *d, const struct load *l, struct place
 	return true;
 }
 
-/* The objects of one file, in their order. What is behind the last one is trimmed. Returns how many there are. */
-static size_t punch(const struct disk *d, const struct place *p, size_t n)
+/* False: this file system has no holes. */
+static bool punch_gap(int fd, uint64_t begin, uint64_t end)
+{
+	return fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)begin,
+			 (off_t)(end - begin)) == 0 ||
+	       errno != EOPNOTSUPP;
+}
+
+/*
+ * The objects of one file, in their order. What is behind the last one is trimmed. Returns how many there are, or n if this file system
+ * has no holes.
+ */
+static size_t punch_file(const struct disk *d, const struct place *p, size_t n)
 {
 	uint64_t at = 0;
 	char name[32];
@@ -237,23 +248,23 @@ static size_t punch(const struct disk *d, const struct place *p, size_t n)
 	segment_name(p->segment, name);
 	fd = openat(d->dir_fd, name, O_WRONLY | O_CLOEXEC | O_NOFOLLOW);
 	for (i = 0; i < n && p[i].segment == p->segment; i++) {
-		if (fd >= 0 && p[i].offset > at)
-			fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)at,
-				  (off_t)(p[i].offset - at));
+		if (fd >= 0 && p[i].offset > at && !punch_gap(fd, at, p[i].offset))
+			return n;
 		at = dray_max(at, p[i].end);
 	}
 	return i;
 }
 
-static void punch_gaps(const struct disk *d, const struct load *l)
+/* A row of an object in a gap must not come back with a power cut: the object would be corrupt. */
+static void punch_gaps(struct disk *d, const struct load *l)
 {
 	struct place *places = NULL;
 	size_t n = 0;
 
-	if (find_places(d, l, &places, &n) && n) {
+	if (find_places(d, l, &places, &n) && n && index_sync(d) == 0) {
 		qsort(places, n, sizeof(*places), by_place);
 		for (size_t i = 0; i < n;)
-			i += punch(d, places + i, n - i);
+			i += punch_file(d, places + i, n - i);
 	}
 	free(places);
 }

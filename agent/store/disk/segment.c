@@ -133,6 +133,8 @@ void segment_trim(struct disk_segment *s)
 	s->sealed = true;
 	if (s->extended)
 		cut_locked(s, s->end);
+	if (dray_take(s->stays_open))
+		segment_close(s);
 	pthread_mutex_unlock(&s->lock);
 }
 
@@ -197,7 +199,7 @@ int segment_sync_name(struct disk_segment *s, uint32_t end)
 /* Its file and blocks, and that its name is on disk, for which the first batch with its objects would wait. */
 static int make_file(struct disk_segment *s)
 {
-	int r = segment_open(s, true);
+	int r = segment_open_to_append(s);
 
 	if (r < 0)
 		return r;
