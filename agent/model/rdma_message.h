@@ -41,7 +41,7 @@ enum rdma_command {
 	RDMA_WINDOW, /* peer; arg: struct rdma_share, consumed */
 	RDMA_STAGED, /* peer; arg: struct rdma_stage_request, returned; code: DRAY_OK or the error */
 	RDMA_COPY,   /* peer; arg: struct rdma_copy, borrowed until COPIED */
-	RDMA_UNREACHABLE, /* peer, id: class without a queue pair; pending transfers use another transport */
+	RDMA_UNREACHABLE, /* peer, id: class without a queue pair that works or is waited for; pending transfers use another transport */
 	RDMA_ENGINE_UP, /* peer: an engine with Mooncake; arg: struct peer_link, borrowed until ENGINE_GONE */
 	RDMA_ENGINE_DOWN, /* peer: no remote of the engine is left; answered by ENGINE_GONE */
 	RDMA_ENGINE_KEYS, /* id: region; arg: its struct rail_keys for engines, or NULL; one reference, consumed */
@@ -75,7 +75,7 @@ enum rdma_fallback {
 	RDMA_FALLBACK_LOCAL,
 	/* the owner has neither registered the region on a rail in reach nor provided a window for it */
 	RDMA_FALLBACK_REMOTE,
-	RDMA_FALLBACK_UNREACHABLE, /* no queue pair could be connected lately */
+	RDMA_FALLBACK_UNREACHABLE, /* no queue pair works */
 };
 
 /* Written by workers, read by the control thread. They live as long as the agent (rails) or the peer (paths). */

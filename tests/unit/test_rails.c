@@ -620,6 +620,60 @@ static void test_connect_fails_in_turn(void **state)
 	part();
 }
 
+static int workers_setup(void **state)
+{
+	setup(state);
+	lab->pool.n = 2;
+	return 0;
+}
+
+/* The peer refuses what was asked for this worker, and closes its ends. */
+static void refuse_worker(unsigned worker)
+{
+	union pmsg_body none = { .ports = { { NULL, 0 } } };
+	unsigned n = lab->n_asked, closes = lab->closes, failed;
+
+	lab->n_asked = 0;
+	for (unsigned i = 0; i < n; i++) {
+		const struct qp *q = lab->asked_arg[i];
+
+		if (q->worker == worker) {
+			lab->asked_fn[i](lab->asked_arg[i], DRAY_E_IO, &none);
+			continue;
+		}
+		lab->asked_fn[lab->n_asked] = lab->asked_fn[i];
+		lab->asked_arg[lab->n_asked++] = lab->asked_arg[i];
+	}
+	failed = n - lab->n_asked;
+	assert_int_equal(failed, 3);
+	UNTIL(lab->closes == closes + failed);
+	for (unsigned i = closes; i < closes + failed; i++)
+		lab->close_fn(lab->close_args[i % DRAY_ARRAY_SIZE(lab->close_args)], 0, NULL);
+}
+
+/* All attempts of one worker fail, and those of another one are under way: its transfers still wait for them. */
+static void test_connect_fails_for_one_worker(void **state)
+{
+	see(1, 1, 3);
+	UNTIL(IS(0, "up"));
+	meet(1);
+	for (unsigned i = 0; i < 2; i++)
+		rails_handle_message(lab->rails, i,
+				     &(struct transport_message){ .transport = DMSG_TRANSPORT_RDMA,
+								  .type = RDMA_WANTED,
+								  .peer = PEER });
+	UNTIL(lab->n_asked == 6);
+	refuse_worker(0);
+	UNTIL(lab->n_asked == 6);
+	assert_int_equal(told(RDMA_UNREACHABLE), 2);
+	refuse_worker(1);
+	UNTIL(lab->n_asked == 6);
+	assert_int_equal(told(RDMA_UNREACHABLE), 4);
+	answer_connects(0);
+	UNTIL(told(RDMA_QP_UP) == 6);
+	part();
+}
+
 static struct path *only_path(void)
 {
 	struct rail_peer *peer = dray_list_first(&lab->rails->peers, struct rail_peer, link);
@@ -627,22 +681,58 @@ static struct path *only_path(void)
 	return dray_list_first(&peer->paths, struct path, link);
 }
 
-/* The newest queue pair is lost by a fault, and both its ends are destroyed. */
-static void lose_one(unsigned *up)
+/* The newest queue pair is lost, and both its ends are destroyed. */
+static void lose_one(unsigned *up, uint32_t code)
 {
 	unsigned closes = lab->closes, dead = told(RDMA_QP_DEAD);
 
-	say(RDMA_QP_LOST, last(RDMA_QP_UP)->id, IBV_WC_RETRY_EXC_ERR);
+	say(RDMA_QP_LOST, last(RDMA_QP_UP)->id, code);
 	UNTIL(lab->closes == closes + 1);
 	lab->close_fn(lab->close_arg, 0, NULL);
 	UNTIL(told(RDMA_QP_DEAD) == dead + 1);
 	*up += 1;
 }
 
+static void note_state(void *arg, const struct dray_dbus_path *path)
+{
+	snprintf(arg, 64, "%s: %s", path->state, path->reason);
+}
+
+/* Its state and reason, which are shown. */
+static const char *path_text(void)
+{
+	static char text[64];
+
+	rails_each_path(lab->rails, note_state, text);
+	return text;
+}
+
+/* The queue pairs of the path have been up for so long that their loss alone is no failure of the path. */
+static void let_live(void)
+{
+	dray_list_for_each(&only_path()->peer->qps, q, struct qp, link)
+		q->up_ns -= 10 * DRAY_NS_PER_SEC;
+}
+
+/* The workers give up what they were told to, and both ends are destroyed. */
+static void give_up(unsigned n)
+{
+	unsigned closes = lab->closes;
+
+	for (unsigned i = 0, n_told = lab->n_told; i < n_told; i++)
+		if (lab->told[i].type == RDMA_QP_LOSE)
+			say(RDMA_QP_LOST, lab->told[i].id, RDMA_LOSS_COMMAND);
+	/* the path keeps the cause */
+	assert_non_null(strstr(path_text(), "failed: a queue pair was lost: "));
+	UNTIL(lab->closes == closes + n);
+	for (unsigned i = closes; i < closes + n; i++)
+		lab->close_fn(lab->close_args[i % DRAY_ARRAY_SIZE(lab->close_args)], 0, NULL);
+}
+
 /* Queue pairs are connected, and fail when they are used, one after the other: transfers leave the path, which is tried again later. */
 static void test_path_moves_nothing(void **state)
 {
-	unsigned up = 3, closes;
+	unsigned up = 3;
 
 	see(1, 1, 3);
 	UNTIL(IS(0, "up"));
@@ -654,32 +744,59 @@ static void test_path_moves_nothing(void **state)
 	/* one that moves something between losses is not given up */
 	for (unsigned i = 0; i < 5; i++) {
 		atomic_fetch_add(&only_path()->counters.slices, 1);
-		lose_one(&up);
+		lose_one(&up, IBV_WC_RETRY_EXC_ERR);
 		UNTIL(lab->n_asked == 1);
 		answer_connects(0);
 		UNTIL(told(RDMA_QP_UP) == up);
 	}
 	assert_int_equal(told(RDMA_QP_LOSE), 0);
-	lose_one(&up);
+	lose_one(&up, IBV_WC_RETRY_EXC_ERR);
 	UNTIL(lab->n_asked == 1);
 	answer_connects(0);
 	UNTIL(told(RDMA_QP_UP) == up);
 	assert_int_equal(told(RDMA_QP_LOSE), 0);
-	lose_one(&up);
+	lose_one(&up, IBV_WC_RETRY_EXC_ERR);
 	/* the others, too */
 	assert_int_equal(told(RDMA_QP_LOSE), 2);
 	assert_int_equal(told(RDMA_UNREACHABLE), 2);
-	closes = lab->closes;
-	for (unsigned i = 0, n = lab->n_told; i < n; i++)
-		if (lab->told[i].type == RDMA_QP_LOSE)
-			say(RDMA_QP_LOST, lab->told[i].id, RDMA_LOSS_COMMAND);
-	UNTIL(lab->closes == closes + 2);
-	for (unsigned i = closes; i < closes + 2; i++)
-		lab->close_fn(lab->close_args[i % DRAY_ARRAY_SIZE(lab->close_args)], 0, NULL);
+	let_live();
+	give_up(2);
 	/* after a pause queue pairs are made again */
 	UNTIL(lab->n_asked == 3);
 	answer_connects(0);
-	UNTIL(told(RDMA_QP_UP) == up + 2);
+	up += 2;
+	UNTIL(told(RDMA_QP_UP) == up);
+	/* one that is lost without a fault says nothing about the others */
+	lose_one(&up, RDMA_LOSS_UNUSED);
+	assert_int_equal(told(RDMA_QP_LOSE), 2);
+	UNTIL(lab->n_asked == 1);
+	answer_connects(0);
+	UNTIL(told(RDMA_QP_UP) == up);
+	/* the first fault ends a further round */
+	say(RDMA_QP_LOST, last(RDMA_QP_UP)->id, IBV_WC_RETRY_EXC_ERR);
+	assert_int_equal(told(RDMA_QP_LOSE), 4);
+	part();
+}
+
+/* A path that was given up goes and comes back while a former queue pair is left: it is used at once. */
+static void test_path_returns(void **state)
+{
+	struct path *path;
+
+	see(1, 1, 3);
+	UNTIL(IS(0, "up"));
+	meet(1);
+	say(RDMA_WANTED, 0, 0);
+	UNTIL(lab->n_asked == 3);
+	path = only_path();
+	announce(0, 0);
+	assert_ptr_equal(only_path(), path);
+	path->fails = path->futile = path->unmade[0] = 9;
+	path->retry_ns = INT64_MAX;
+	announce(1, 0);
+	assert_ptr_equal(only_path(), path);
+	UNTIL(lab->n_asked == 6);
+	assert_string_equal(path_text(), "connecting: same subnet");
 	part();
 }
 
@@ -1101,7 +1218,10 @@ int main(void)
 		TEST(keys_of_a_device_that_goes),
 		TEST(connect_fails),
 		TEST(connect_fails_in_turn),
+		cmocka_unit_test_setup_teardown(test_connect_fails_for_one_worker, workers_setup,
+						teardown),
 		TEST(path_moves_nothing),
+		TEST(path_returns),
 		TEST(completion_queue_short),
 		TEST(completion_queue_full),
 		TEST(crowded),

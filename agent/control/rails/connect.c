@@ -11,6 +11,7 @@
 
 #include "agent/control/rails/internal.h"
 #include "lib/assert.h"
+#include "lib/backoff.h"
 #include "lib/ballast.h"
 #include "lib/log.h"
 #include "lib/random.h"
@@ -25,7 +26,7 @@
 #define DEPTH_MIN 16
 /* Queue pairs to a peer of one rail, worker and class, with those that are being destroyed: so many times as are configured. */
 #define CROWD 2
-/* After so many failed attempts transfers no longer wait for the queue pairs of a path that are being made. */
+/* After so many failed attempts of a worker its transfers no longer wait for the queue pairs of the path that are being made. */
 #define UNMADE_MAX 3
 /* After so many rounds in which a path has moved nothing it is not used for so many of the longest pauses. */
 #define FUTILE_MAX 3
@@ -53,9 +54,10 @@ static void path_failed(struct path *path, const char *what, const char *why)
 	struct rails *r = path->peer->rails;
 
 	path->fails++;
-	path->retry_ns = rails_now(r) + (is_futile(path) ?
-						 FUTILE_PAUSES * r->cfg->peer.backoff_max :
-						 rails_backoff(r, path->fails));
+	path->retry_ns =
+		rails_now(r) + (is_futile(path) ?
+					backoff_spread(FUTILE_PAUSES * r->cfg->peer.backoff_max) :
+					rails_backoff(r, path->fails));
 	rails_retry(path->peer, path->retry_ns);
 	snprintf(path->failure, sizeof(path->failure), "%s: %s", what, why);
 	path_log(path, path->failure);
@@ -65,7 +67,7 @@ static void path_failed(struct path *path, const char *what, const char *why)
 static void attempt_failed(struct path *path, unsigned worker, const char *what, const char *why)
 {
 	path->refused |= (uint8_t)(1u << worker);
-	path->unmade++;
+	path->unmade[worker]++;
 	path_failed(path, what, why);
 }
 
@@ -139,7 +141,7 @@ static void connect_done(struct dray_job *j)
 	q->was_up = true;
 	q->up_ns = rails_now(q->peer->rails);
 	path->refused &= (uint8_t) ~(1u << q->worker);
-	path->unmade = 0;
+	memset(path->unmade, 0, sizeof(path->unmade));
 	q->peer->given_up[q->class] &= (uint8_t) ~(1u << q->worker);
 	if (path->fails && !is_futile(path))
 		log_info(AREA, "the path has recovered device=%s port=%u peer=%" PRIx64,
@@ -393,26 +395,21 @@ static bool is_crowded(struct path *path, unsigned worker, enum dmsg_class class
 	return true;
 }
 
-/* Queue pairs of the path for this worker and class, with those under construction. */
-static unsigned count(const struct path *path, unsigned worker, enum dmsg_class class)
+/* Queue pairs of the path for this worker and class. only_up: without those that are being made. */
+static unsigned count(const struct path *path, unsigned worker, enum dmsg_class class, bool only_up)
 {
-	unsigned n = 0;
-
-	dray_list_for_each(&path->peer->qps, q, struct qp, link)
-		n += q->path == path && q->worker == worker && q->class == class && is_living(q);
-	return n;
-}
-
-/* Those of them that transfers may wait for. */
-static unsigned count_expected(const struct path *path, unsigned worker, enum dmsg_class class)
-{
-	bool ready = !path->peer->segment && (path->unmade >= UNMADE_MAX || is_futile(path));
 	unsigned n = 0;
 
 	dray_list_for_each(&path->peer->qps, q, struct qp, link)
 		n += q->path == path && q->worker == worker && q->class == class && is_living(q) &&
-		     (!ready || q->state == QP_UP);
+		     (!only_up || q->state == QP_UP);
 	return n;
+}
+
+/* Transfers of the worker wait for queue pairs of the path that are being made. */
+static bool is_awaited(const struct path *path, unsigned worker)
+{
+	return path->peer->segment || (path->unmade[worker] < UNMADE_MAX && !is_futile(path));
 }
 
 static bool may_connect(const struct path *path, int64_t now)
@@ -432,14 +429,15 @@ static void connect_worker(struct rail_peer *peer, unsigned worker)
 	dray_list_for_each(&peer->paths, path, struct path, link) {
 		/* the latency class comes first, because the completion queue may lack room for both */
 		for (unsigned class = DRAY_ARRAY_SIZE(want); class -- > 0;) {
-			unsigned n = count(path, worker, (enum dmsg_class) class);
+			unsigned n = count(path, worker, (enum dmsg_class) class, false);
 
 			while (n < want[class] && may_connect(path, now) &&
 			       !is_crowded(path, worker, (enum dmsg_class) class, want[class]) &&
 			       has_room(path, worker) &&
 			       qp_new(path, worker, (enum dmsg_class) class))
 				n++;
-			expected[class] += count_expected(path, worker, (enum dmsg_class) class);
+			expected[class] += count(path, worker, (enum dmsg_class) class,
+						 !is_awaited(path, worker));
 			/* nothing else reaches an engine: transfers wait for the next attempt, unless the last one has failed */
 			if (peer->segment && path->active &&
 			    !((path->refused | path->full) >> worker & 1))
@@ -492,8 +490,11 @@ static const char *loss_text(uint32_t code)
 	}
 }
 
-/* The queue pair was ready and is lost by a fault. Those that were begun before the last such loss tell nothing new. */
-static void count_futile(struct qp *q)
+/*
+ * The queue pair was ready and is lost by a fault. If it was begun before the last such loss that was counted, it is of the same round, and tells nothing
+ * new. Returns true if a further round of a futile path has ended.
+ */
+static bool count_futile(struct qp *q)
 {
 	struct path *path = q->path;
 	uint64_t slices = atomic_load(&path->counters.slices);
@@ -503,19 +504,18 @@ static void count_futile(struct qp *q)
 	else if (q->round == path->round)
 		path->futile++;
 	else
-		return;
+		return false;
 	path->slices = slices;
 	path->round++;
 	if (path->futile == FUTILE_MAX && is_futile(path))
 		path_log(path, "queue pairs can be connected and move nothing: transfers use other "
 			       "paths or the next transport");
+	return is_futile(path);
 }
 
 /* Transfers leave a path that has moved nothing. */
 static void leave_futile(struct path *path)
 {
-	if (!is_futile(path))
-		return;
 	dray_list_for_each(&path->peer->qps, q, struct qp, link)
 		if (q->path == path)
 			connect_lose(q);
@@ -525,19 +525,22 @@ void connect_handle_lost(struct rails *r, dray_handle id, uint32_t code)
 {
 	struct qp *q = dray_handles_get(&r->qps, id);
 	const char *why = loss_text(code);
+	bool leave = false;
 
 	if (!q || q->state == QP_DYING)
 		return;
 	/* the engine has refused a request, which is no fault of the path */
 	if (q->peer->segment && code == IBV_WC_REM_ACCESS_ERR)
 		why = NULL;
-	if (rails_now(r) - q->up_ns > LIVED_NS)
+	/* a futile path keeps its failure until it moves something, also when the last of its queue pairs are given up */
+	if (rails_now(r) - q->up_ns > LIVED_NS && !is_futile(q->path))
 		q->path->fails = 0;
 	if (why) {
-		count_futile(q);
+		leave = count_futile(q);
 		path_failed(q->path, "a queue pair was lost", why);
 	}
 	q->state = QP_LOSING;
-	leave_futile(q->path);
+	if (leave)
+		leave_futile(q->path);
 	qp_die(q);
 }

@@ -110,7 +110,7 @@ struct path {
 	uint8_t gid_index;
 	struct in6_addr gid;
 	uint32_t mtu, rank;
-	bool active; /* a result of the last match */
+	bool active, was_active; /* results of the last match, and of the one before */
 	/* masks of workers */
 	uint8_t refused;          /* the last attempt to make a queue pair has failed */
 	uint8_t full;             /* their completion queues had no room for a queue pair */
@@ -120,10 +120,14 @@ struct path {
 	struct rdma_counters counters;
 	uint32_t fails;
 	int64_t retry_ns;
-	uint32_t unmade; /* failed attempts to make a queue pair, since one was ready */
-	/* rounds in a row whose queue pairs were ready and lost, and nothing was moved; `slices` were, when it was counted */
+	/* by worker: failed attempts to make a queue pair, since one of the path was ready */
+	uint32_t unmade[WORKERS_MAX];
+	/*
+	 * Rounds in a row in which queue pairs were ready and lost and no slice was completed. A round ends with the first such loss of
+	 * a queue pair that was begun in it.
+	 */
 	uint32_t futile, round;
-	uint64_t slices;
+	uint64_t slices; /* counters.slices at the end of the last round */
 };
 
 #define QP_PSN_MASK 0xffffff

@@ -22,16 +22,23 @@ struct rail_peer *rail_peer_get(struct rails *r, dray_handle handle)
 			      struct rail_peer, by_handle);
 }
 
-/* Nothing finds the peer any more but rails_peer_is_quiet(). */
+static void rail_peer_unlist(struct rail_peer *peer)
+{
+	struct rails *r = peer->rails;
+
+	dray_map_del(peer->down ? &r->down : &r->by_handle, &peer->by_handle);
+	dray_heap_del(&r->retries, &peer->retry);
+	dray_list_del(&peer->awaits_window);
+}
+
+/* From now on only rails_peer_is_quiet() finds the peer by its handle. */
 static void rail_peer_leave(struct rail_peer *peer)
 {
 	struct rails *r = peer->rails;
 
-	dray_map_del(&r->by_handle, &peer->by_handle);
+	rail_peer_unlist(peer);
 	peer->down = true;
 	dray_map_add(&r->down, &peer->by_handle, &peer->handle, sizeof(peer->handle));
-	dray_heap_del(&r->retries, &peer->retry);
-	dray_list_del(&peer->awaits_window);
 }
 
 void rail_peer_free(struct rail_peer *peer)
@@ -48,9 +55,7 @@ void rail_peer_free(struct rail_peer *peer)
 		free(q);
 	}
 	dray_list_del(&peer->link);
-	if (!peer->down)
-		rail_peer_leave(peer);
-	dray_map_del(&peer->rails->down, &peer->by_handle);
+	rail_peer_unlist(peer);
 	nd_scan_free(peer->scan);
 	free(peer->found);
 	free(peer->segment);
@@ -223,6 +228,15 @@ static bool path_in_use(const struct path *path)
 	return false;
 }
 
+/* The path was not active for a while, so its former failures say nothing about it. */
+static void path_return(struct path *path)
+{
+	path->fails = 0;
+	path->futile = 0;
+	path->retry_ns = 0;
+	memset(path->unmade, 0, sizeof(path->unmade));
+}
+
 static void match(struct rail_peer *peer);
 
 static void match_done(struct dray_job *j)
@@ -242,9 +256,14 @@ static void match_done(struct dray_job *j)
 			dray_errno_text(peer->match_error), peer->handle);
 		peer->n_found = 0;
 	}
-	dray_list_for_each(&peer->paths, path, struct path, link)
+	dray_list_for_each(&peer->paths, path, struct path, link) {
+		path->was_active = path->active;
 		path->active = false;
+	}
 	n = choose(peer);
+	dray_list_for_each(&peer->paths, path, struct path, link)
+		if (path->active && !path->was_active)
+			path_return(path);
 	log_no_path(peer, n);
 	dray_list_for_each(&peer->qps, q, struct qp, link)
 		if (!q->path->active)

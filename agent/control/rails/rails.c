@@ -419,7 +419,7 @@ static void log_fallback(struct rails *r, dray_handle peer, uint32_t code)
 		[RDMA_FALLBACK_REMOTE] =
 			"the owner has neither registered the region with a device in reach "
 			"nor given a window for it",
-		[RDMA_FALLBACK_UNREACHABLE] = "no queue pair could be connected",
+		[RDMA_FALLBACK_UNREACHABLE] = "no queue pair works",
 	};
 
 	if (code == RDMA_FALLBACK_NONE) {

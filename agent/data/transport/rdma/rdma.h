@@ -130,7 +130,7 @@ struct rdma_channel {
 	struct dray_list
 		requested; /* slices whose copy between window and memory was requested from the owner */
 	bool queue_requested; /* ends with a queue pair or UNREACHABLE */
-	bool unreachable;     /* no queue pair can be made now */
+	bool unreachable; /* no queue pair works, and transfers do not wait for one that is being made */
 	bool moving; /* transfers move to another route, as soon as all their slices are back */
 };
 
