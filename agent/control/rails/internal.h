@@ -265,7 +265,8 @@ struct rails {
 	uint64_t lost_total, fallbacks_total, registration_failures;
 	uint64_t n_mrs, mr_bytes, n_serving;
 	uint64_t window_bytes, last_window;
-	bool deciding; /* decide_job is under way */
+	bool deciding;  /* decide_job is under way */
+	bool undecided; /* a region may be: decide_job looks for those */
 	struct dray_job decide_job;
 };
 
@@ -356,6 +357,8 @@ struct registration_place {
 	uint32_t level;
 	uint16_t access, use;
 };
+_Static_assert(sizeof(struct registration_place) == sizeof(uint64_t) + 2 * sizeof(uint32_t),
+	       "it is a key of a map, so it has no padding");
 
 /* A range of memory that regions share; for guests: a range that only one export has. */
 struct registration {

@@ -82,6 +82,12 @@ static struct rail_region *region_get(struct rails *r, dray_handle handle)
 
 static void region_check(struct rail_region *region);
 
+static void set_undecided(struct rail_region *region, bool undecided)
+{
+	region->undecided = undecided;
+	region->rails->undecided |= undecided;
+}
+
 /*
  * How far the registration of the region with the device is: the state of the first part that is not ready. MRS_DROPPING:
  * the part has no memory regions yet. *ret_why: of a failure; may be NULL.
@@ -306,7 +312,7 @@ static void want_windows(struct rail_region *region)
 {
 	struct rails *r = region->rails;
 
-	region->undecided = is_pending(r, region);
+	set_undecided(region, is_pending(r, region));
 	if (!region->undecided)
 		grants_of_region(r->deps.regions, region->handle, want_window, r);
 }
@@ -340,7 +346,7 @@ static void publish_twin(struct rail_region *twin)
 	struct rails *r = twin->rails;
 	struct rail_keys *keys = twin->keys ? rail_keys_ref(twin->keys) : NULL;
 
-	twin->undecided = !keys && !twin->removing && is_pending(r, twin);
+	set_undecided(twin, !keys && !twin->removing && is_pending(r, twin));
 	if (!keys && !twin->removing && !twin->undecided)
 		keys = rail_keys_new(0);
 	for (unsigned i = 0; i < r->deps.pool->n; i++)
@@ -411,7 +417,7 @@ unsigned rails_grant_keys(struct rails *r, dray_handle peer, dray_handle grant, 
 	if (!g || n || !region_is_gpu(r->deps.regions, g->region))
 		return n;
 	if (region && is_pending(r, region))
-		region->undecided = true;
+		set_undecided(region, true);
 	else
 		window_want(r, peer);
 	return 0;
@@ -462,6 +468,9 @@ static bool is_in_use(const struct rail_region *region)
 /* The region shares memory regions with one that is being renewed. */
 static bool shares_renewal(const struct rail_region *region)
 {
+	/* usually there is none, and a registration may have thousands of parts */
+	if (dray_list_empty(&region->rails->renewals))
+		return false;
 	for (uint32_t i = 0; i < region->n; i++)
 		dray_list_for_each(&region->parts[i].registration->parts, p, struct part, link)
 			if (p->region != region && p->region->renew)
@@ -599,8 +608,10 @@ static struct rail_region *add(struct rails *r, const struct rail_region *like,
 	if (!region->renew)
 		parts_make(region);
 	publish(region);
-	if (region->announce)
+	if (region->announce) {
+		r->undecided = true;
 		rail_regions_decide(r);
+	}
 	if (r->engines && !region->twin_of)
 		twin_make(region);
 	return region;
@@ -835,6 +846,14 @@ static struct rail_region *next_decided(struct rails *r)
 	return NULL;
 }
 
+static bool any_undecided(const struct rails *r)
+{
+	dray_list_for_each(&r->regions, region, const struct rail_region, link)
+		if ((region->undecided || region->announce) && !region->removing)
+			return true;
+	return false;
+}
+
 static void decide(struct rail_region *region)
 {
 	if (!region->twin_of)
@@ -851,6 +870,8 @@ static void decide_done(struct dray_job *j)
 	char why[REASON_MAX + ND_DEVICE_NAME_MAX + 64];
 
 	r->deciding = false;
+	if (!r->undecided)
+		return;
 	dray_list_for_each(&r->regions, it, struct rail_region, link)
 		if (it->undecided && !it->removing)
 			decide(it);
@@ -861,6 +882,7 @@ static void decide_done(struct dray_job *j)
 			explain_no_device(r, why, sizeof(why));
 		region_registered(r->deps.regions, region->handle, is_usable(r, region), why);
 	}
+	r->undecided = any_undecided(r);
 }
 
 void rail_regions_decide(struct rails *r)

@@ -29,6 +29,8 @@ struct file_id {
 	dev_t dev;
 	ino_t ino;
 };
+_Static_assert(sizeof(struct file_id) == sizeof(dev_t) + sizeof(ino_t),
+	       "it is a key of a map, so it has no padding");
 
 /* What identifies a mapping. */
 struct mapping_key {

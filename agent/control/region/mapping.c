@@ -40,8 +40,10 @@ static struct mapping *find(struct mappings *ms, const struct owner *o,
 	pthread_mutex_lock(&ms->lock);
 	dray_map_for_each_of(&ms->by_file, &key->file, sizeof(key->file), m, struct mapping,
 			     by_file)
-		if (!found && m->owner == o && key_equal(&m->key, key) && m->bytes >= bytes)
+		if (m->owner == o && key_equal(&m->key, key) && m->bytes >= bytes) {
 			found = m;
+			break;
+		}
 	if (found)
 		found->refs++;
 	pthread_mutex_unlock(&ms->lock);

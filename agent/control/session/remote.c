@@ -30,6 +30,11 @@ struct remote *remote_find(struct sessions *ss, dray_handle handle)
 	return dray_handles_get(&ss->remotes, handle);
 }
 
+/*
+ * Remotes of a session that is closing are refused to requests that come here. A worker knows nothing of that until the remote is released: it still
+ * begins transfers with it of other sessions of the group, and ends them with session_closed then. The grant is given back after that, when no worker uses
+ * the remote any more.
+ */
 struct remote *remote_get(struct session *s, dray_handle handle, struct dray_err *reterr)
 {
 	struct remote *r = remote_find(s->owner, handle);
