@@ -7,6 +7,9 @@
 #include "agent/store/internal.h"
 #include "schema/gen/errors.h"
 
+/* Evictions by one PUT, for the number of objects, that give its owner no room. */
+#define VAIN_MAX 16
+
 int store_keys_split(struct store_key *keys, uint32_t max, struct dray_blob blob,
 		     struct dray_err *reterr)
 {
@@ -347,29 +350,66 @@ static bool object_evict(struct store_space *sp)
 	return e;
 }
 
-/* Counts n more of the resource at the owner; evicts what it has in this name space, if that is allowed. */
-static bool charge(struct store_member *m, enum resource r, uint64_t n, bool may_evict)
+/* Counts the bytes at the owner; evicts what it has in this name space, if that is allowed. */
+static bool charge(struct store_member *m, uint64_t bytes, bool may_evict)
 {
-	struct store_space *sp = m->space;
 	struct dray_err err = DRAY_ERR_NULL;
 
 	for (unsigned i = 0; i < EVICTED_AT_ONCE; i++) {
-		if (budget_try(&m->account->budget, r, n))
+		if (budget_try(&m->account->budget, RESOURCE_STORE_BYTES, bytes))
 			return true;
-		if (!may_evict || !sp->store->cfg.evict || !may_gain(m, r) ||
-		    !(r == RESOURCE_STORE_OBJECTS ? object_evict(sp) : item_evict(sp)))
+		if (!may_evict || !m->space->store->cfg.evict ||
+		    !may_gain(m, RESOURCE_STORE_BYTES) || !item_evict(m->space))
 			break;
 	}
 	/* which counts the refusal */
-	return budget_take(&m->account->budget, r, n, &err) == 0;
+	return budget_take(&m->account->budget, RESOURCE_STORE_BYTES, bytes, &err) == 0;
 }
 
-/* The same for a new object. */
+static uint64_t objects_of(const struct store_member *m)
+{
+	return atomic_load(&m->account->budget.of[RESOURCE_STORE_OBJECTS].used);
+}
+
+/* Negative: the owner has more objects than its share. */
+static int64_t objects_left(const struct store_member *m)
+{
+	return (int64_t)(budget_limit(&m->account->budget, RESOURCE_STORE_OBJECTS) - objects_of(m));
+}
+
+/*
+ * Counts one more object at the owner; evicts others. In a shared name space the victims may be of other owners and give it no room: few
+ * of those go for each PUT. An owner above its share, as after a restart, gets below it PUT by PUT.
+ */
+static bool charge_object(struct store_member *m)
+{
+	struct budget_account *a = &m->account->budget;
+	struct dray_err err = DRAY_ERR_NULL;
+	unsigned own = 0, vain = 0;
+
+	while (!budget_try(a, RESOURCE_STORE_OBJECTS, 1)) {
+		uint64_t had = objects_of(m);
+		int64_t left = objects_left(m);
+
+		if (own + vain >= EVICTED_AT_ONCE || vain == VAIN_MAX ||
+		    !m->space->store->cfg.evict || !may_gain(m, RESOURCE_STORE_OBJECTS) ||
+		    !object_evict(m->space))
+			/* which counts the refusal */
+			return budget_take(a, RESOURCE_STORE_OBJECTS, 1, &err) == 0;
+		own += objects_of(m) < had;
+		vain += objects_left(m) <= left;
+		if (own == 2 && left < 0 && budget_restore(a, RESOURCE_STORE_OBJECTS, 1))
+			return true;
+	}
+	return true;
+}
+
+/* The share of a new object of its owner. */
 static bool charge_new(struct store_member *m, uint64_t bytes)
 {
-	if (!charge(m, RESOURCE_STORE_BYTES, bytes, true))
+	if (!charge(m, bytes, true))
 		return false;
-	if (charge(m, RESOURCE_STORE_OBJECTS, 1, true))
+	if (charge_object(m))
 		return true;
 	budget_put(&m->account->budget, RESOURCE_STORE_BYTES, bytes);
 	return false;
@@ -595,7 +635,7 @@ static enum dmsg_store_status load(struct store_object *o, bool may_evict,
 	if (!may_load(m, bytes))
 		return DMSG_STORE_STATUS_BUSY;
 	/* without evictions another owner may have room */
-	if (!charge(m, RESOURCE_STORE_BYTES, bytes, may_evict))
+	if (!charge(m, bytes, may_evict))
 		return may_evict ? DMSG_STORE_STATUS_BUSY : DMSG_STORE_STATUS_TOO_LARGE;
 	if (!place(sp, o, granules(bytes), may_evict)) {
 		budget_put(&m->account->budget, RESOURCE_STORE_BYTES, bytes);

@@ -622,6 +622,55 @@ static void test_objects_are_bounded(void **state)
 	}
 }
 
+/* An owner above its share, as after a restart with less, gets below it PUT by PUT. */
+static void test_owner_above_its_share_of_objects(void **state)
+{
+	struct store_member *m;
+	struct store *s = store_make(POLICY_LRU, true);
+	struct budget *all = &rig.budgets.of[RESOURCE_STORE_OBJECTS];
+
+	(void)state;
+	store_rig_user(&rig);
+	m = store_rig_join(&rig, "");
+	all->owner_max = 0;
+	all->max = 200;
+	for (unsigned k = 0; k < 100; k++)
+		put_at(m, k, 1);
+	all->max = 100; /* half of it for an owner that is alone */
+	for (unsigned k = 100; k < 110; k++)
+		put_at(m, k, 1);
+	assert_int_equal(all->used, 90);
+	assert_int_equal(store_totals(s).evictions, 20);
+	store_rig_end(&rig);
+}
+
+/* In a shared name space, evictions of what others have may give an owner no room: few of those go for a PUT. */
+static void test_objects_of_others_stay(void **state)
+{
+	struct store_member *mine, *theirs;
+	struct store *s = store_make(POLICY_LRU, true);
+	struct dray_err err = DRAY_ERR_NULL;
+	struct store_user *other;
+	struct store_object *o;
+	char text[16];
+
+	(void)state;
+	store_rig_user(&rig);
+	other = store_user_new(s, &rig.accounts[0], &err);
+	mine = store_rig_join(&rig, "both");
+	theirs = store_join(other, (struct dray_str){ "both", 4 }, &err);
+	rig.budgets.of[RESOURCE_STORE_OBJECTS].owner_max = 100;
+	for (unsigned k = 0; k < 100; k++)
+		put_at(theirs, k, 1);
+	for (unsigned k = 100; k < 200; k++)
+		put_at(mine, k, 1);
+	assert_int_equal(store_put_begin(mine, key_of(text, 200), 1, 1, &o),
+			 DMSG_STORE_STATUS_BUSY);
+	assert_int_equal(store_totals(s).evictions, 16);
+	store_user_free(other);
+	store_rig_end(&rig);
+}
+
 /* A job of the store's thread. */
 static struct step_job {
 	struct dray_job job;
@@ -916,6 +965,8 @@ int main(void)
 		cmocka_unit_test(test_kept_while_it_is_cleared),
 		cmocka_unit_test(test_segment_of_several_keepers),
 		cmocka_unit_test(test_objects_are_bounded),
+		cmocka_unit_test(test_owner_above_its_share_of_objects),
+		cmocka_unit_test(test_objects_of_others_stay),
 		cmocka_unit_test(test_holds_are_bounded),
 		cmocka_unit_test(test_name_space_of_many_holds_is_swept),
 	};
