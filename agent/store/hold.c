@@ -48,15 +48,6 @@ static struct hold *hold_new(struct store_user *u, struct store_object *o)
 	return h;
 }
 
-/* Of a name space that the user has joined. */
-static struct store_member *member_of(const struct store_user *u, const struct store_space *sp)
-{
-	dray_list_for_each(&u->joined, j, struct joined, link)
-		if (j->member->space == sp)
-			return j->member;
-	return NULL;
-}
-
 static void hold_free(struct hold *h)
 {
 	struct store_user *u = h->user;
@@ -69,7 +60,7 @@ static void hold_free(struct hold *h)
 	if (h->lease)
 		dray_handles_del(&u->leases, h->lease);
 	if (h->keeps)
-		memory_unkeep(h->keeps, member_of(u, h->keeps->space));
+		memory_unkeep(h->keeps);
 	item_put(h->object);
 	free(h);
 }
@@ -120,7 +111,7 @@ static void leave(struct store_user *u)
 		struct segment *g = u->store->slots[i];
 
 		if (g && u->files[i].number == g->file)
-			memory_unkeep(g, member_of(u, g->space));
+			memory_unkeep(g);
 	}
 	dray_list_for_each(&u->joined, j, struct joined, link) {
 		j->member->refs--;
@@ -219,7 +210,7 @@ static struct hold *pin_new(struct store_user *u, struct store_member *m, struct
 	if (h)
 		h->keeps = g;
 	else
-		memory_unkeep(g, m);
+		memory_unkeep(g);
 	return h;
 }
 
@@ -312,7 +303,7 @@ static int file_give(struct store_user *u, struct store_member *m, struct segmen
 		int r = -errno;
 
 		if (!keeps)
-			memory_unkeep(g, m);
+			memory_unkeep(g);
 		return r;
 	}
 	*ret_index = (uint16_t)files->n++;

@@ -102,20 +102,15 @@ struct segment {
 	uint32_t slot, n_slots;
 	uint32_t objects;
 	uint32_t n_idle; /* those that are live and that nobody holds */
-	/* struct keeper: it is not given back. The owner of the first one is charged for it */
-	struct dray_list keepers;
+	/* sessions that have its descriptor, and pins of its objects: it is not given back */
+	uint32_t users;
+	/* whose owner is charged for it, from the first user until there is none; NULL: there is none */
+	struct store_member *keeper;
 	bool busy; /* the job is queued or runs */
 	/* it is being cleared: what becomes free in it is on no list of free extents */
 	bool closed;
 	_Atomic bool leaving; /* it is given back when the job has ended */
 	struct extent *first;
-};
-
-/* An owner whose sessions have the descriptor of a segment, or pins of its objects. */
-struct keeper {
-	struct dray_list link; /* on segment->keepers */
-	struct store_member *member;
-	uint32_t n; /* these descriptors and pins */
 };
 
 struct store_space {
@@ -153,7 +148,7 @@ struct store_member {
 	struct dray_list link; /* on space->members */
 	struct store_space *space;
 	struct owner_account *account; /* kept */
-	uint32_t refs;                 /* users and objects */
+	uint32_t refs;                 /* users, objects, and segments that it keeps */
 	/* its live objects that nobody holds, in memory and only on disk */
 	uint32_t n_idle, n_idle_on_disk;
 };
@@ -211,7 +206,7 @@ struct store {
 	uint32_t n_slots;
 	uint64_t slot_bytes;
 	uint64_t last_file;
-	uint64_t kept;    /* bytes of segments with keepers; part of totals.memory */
+	uint64_t kept;    /* bytes of segments with users; part of totals.memory */
 	uint64_t leaving; /* bytes of segments that are being given back; part of totals.memory */
 	struct store_follower follower; /* added NULL: nobody follows */
 	struct store_totals totals;
@@ -265,15 +260,15 @@ bool memory_alloc(struct store_space *sp, struct store_object *o, uint32_t n);
 void memory_free(struct store_space *sp, struct store_object *o);
 /* A new segment with room for n granules. False: no memory is left. */
 bool memory_grow(struct store_space *sp, uint32_t n);
-/* Gives a segment back that holds no object, and that nobody keeps. False: it has none. */
+/* Gives a segment back that holds no object, and that no user has. False: it has none. */
 bool memory_shrink(struct store_space *sp);
-/* One that is being cleared, else the one with the fewest objects; nobody holds any of them, and nobody keeps it. NULL: there is none. */
+/* One that is being cleared, else the one with the fewest objects; nobody holds any of them, and no user has it. NULL: there is none. */
 struct segment *memory_clearable(struct store_space *sp);
 /* Evicts its objects, at most EVICTED_AT_ONCE: nothing is placed where they were until all have gone. */
 void memory_clear(struct segment *g);
-/* A session of this member keeps segment g, once more. False: its owner keeps as much as it may, or there is no memory. */
+/* Segment g has one more user, of this member. False: its owner keeps as much as it may. */
 bool memory_keep(struct segment *g, struct store_member *m);
-void memory_unkeep(struct segment *g, const struct store_member *m);
+void memory_unkeep(struct segment *g);
 
 /* index.c */
 uint32_t item_hash(const struct store_space *sp, struct store_key key);

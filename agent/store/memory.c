@@ -365,7 +365,6 @@ static struct segment *segment_new(struct store_space *sp, uint64_t bytes)
 	if (g && f) {
 		g->store = s;
 		g->space = sp;
-		dray_list_init(&g->keepers);
 		g->part.bytes = bytes;
 		g->slot = slot;
 		g->n_slots = n;
@@ -436,15 +435,10 @@ static void segment_leave(struct segment *g)
 		dray_jobs_add(g->store->jobs, &g->job, give_back, NULL);
 }
 
-static bool is_kept(const struct segment *g)
-{
-	return !dray_list_empty(&g->keepers);
-}
-
 bool memory_shrink(struct store_space *sp)
 {
 	dray_list_for_each(&sp->segments, g, struct segment, link)
-		if (!g->objects && !is_kept(g)) {
+		if (!g->objects && !g->users) {
 			segment_leave(g);
 			return true;
 		}
@@ -458,7 +452,7 @@ static struct store_object *object_of(struct extent *e)
 
 static bool may_clear(const struct segment *g)
 {
-	return !is_kept(g) && g->objects == g->n_idle;
+	return !g->users && g->objects == g->n_idle;
 }
 
 struct segment *memory_clearable(struct store_space *sp)
@@ -507,64 +501,33 @@ static void open_again(struct segment *g)
 	}
 }
 
-static struct keeper *keeper_find(const struct segment *g, const struct store_member *m)
-{
-	dray_list_for_each(&g->keepers, k, struct keeper, link)
-		if (k->member == m)
-			return k;
-	return NULL;
-}
-
-/* NULL: no memory. */
-static struct keeper *keeper_new(struct segment *g, struct store_member *m)
-{
-	struct keeper *k = calloc(1, sizeof(*k));
-
-	if (!k)
-		return NULL;
-	k->member = m;
-	dray_list_add(&g->keepers, &k->link);
-	return k;
-}
-
 bool memory_keep(struct segment *g, struct store_member *m)
 {
-	struct keeper *k = keeper_find(g, m);
+	struct store *s = g->store;
 	struct owner_account *a = m->account;
-	bool first = !is_kept(g);
 
-	if (first && a->store_kept + g->part.bytes > keep_limit(g->store, a))
-		return false;
-	if (!k)
-		k = keeper_new(g, m);
-	if (!k)
-		return false;
-	k->n++;
-	if (!first)
-		return true;
-	a->store_kept += g->part.bytes;
-	g->store->kept += g->part.bytes;
-	if (g->closed)
-		open_again(g);
+	if (!g->users) {
+		if (a->store_kept + g->part.bytes > keep_limit(s, a))
+			return false;
+		a->store_kept += g->part.bytes;
+		s->kept += g->part.bytes;
+		m->refs++;
+		g->keeper = m;
+		if (g->closed)
+			open_again(g);
+	}
+	g->users++;
 	return true;
 }
 
-void memory_unkeep(struct segment *g, const struct store_member *m)
+void memory_unkeep(struct segment *g)
 {
-	struct keeper *k = keeper_find(g, m), *next;
-	bool charged = k == dray_list_first(&g->keepers, struct keeper, link);
+	struct store_member *m = g->keeper;
 
-	if (--k->n)
-		return;
-	dray_list_del(&k->link);
-	free(k);
-	if (!charged)
+	if (--g->users)
 		return;
 	m->account->store_kept -= g->part.bytes;
-	next = dray_list_first(&g->keepers, struct keeper, link);
-	/* it may be above its limit then, and keeps no further segment */
-	if (next)
-		next->member->account->store_kept += g->part.bytes;
-	else
-		g->store->kept -= g->part.bytes;
+	g->store->kept -= g->part.bytes;
+	m->refs--;
+	g->keeper = NULL;
 }

@@ -907,43 +907,8 @@ static void test_kept_while_it_is_cleared(void **state)
 	m->space->evictions = 0;
 	put_bytes(m, text, 0, EVICTED_AT_ONCE * 64);
 	assert_int_equal(m->space->evictions, 0);
-	memory_unkeep(g, m);
+	memory_unkeep(g);
 	store_user_free(u);
-	store_rig_end(&rig);
-}
-
-/* The owner that is charged for a segment which others keep, too, is charged as long as it keeps the segment itself. */
-static void test_segment_of_several_keepers(void **state)
-{
-	struct dray_err err = DRAY_ERR_NULL;
-	struct store *s = store_make(POLICY_LRU, true);
-	struct store_user *u[3];
-	struct store_member *m[3];
-	struct dmsg_store_result r;
-	struct store_key key;
-	char text[16];
-
-	(void)state;
-	for (unsigned i = 0; i < 3; i++) {
-		u[i] = store_user_new(s, &rig.accounts[i / 2], &err);
-		m[i] = store_join(u[i], (struct dray_str){ "both", 4 }, &err);
-		key = put_bytes(m[i], text, i, 64);
-	}
-	for (unsigned i = 0; i < 3; i++)
-		read_once(u[i], m[i], key);
-	store_pin(u[0], m[0], &key, 1, &r);
-	store_pin(u[2], m[2], &key, 1, &r);
-	/* two sessions of the first owner */
-	store_user_free(u[0]);
-	assert_int_equal(rig.accounts[0].store_kept, 2 * MIB);
-	assert_int_equal(rig.accounts[1].store_kept, 0);
-	store_user_free(u[1]);
-	assert_int_equal(rig.accounts[0].store_kept, 0);
-	assert_int_equal(rig.accounts[1].store_kept, 2 * MIB);
-	assert_int_equal(s->kept, 2 * MIB);
-	store_user_free(u[2]);
-	assert_int_equal(rig.accounts[1].store_kept, 0);
-	assert_int_equal(s->kept, 0);
 	store_rig_end(&rig);
 }
 
@@ -963,7 +928,6 @@ int main(void)
 		cmocka_unit_test(test_preferences),
 		cmocka_unit_test(test_memory_that_is_kept),
 		cmocka_unit_test(test_kept_while_it_is_cleared),
-		cmocka_unit_test(test_segment_of_several_keepers),
 		cmocka_unit_test(test_objects_are_bounded),
 		cmocka_unit_test(test_owner_above_its_share_of_objects),
 		cmocka_unit_test(test_objects_of_others_stay),
