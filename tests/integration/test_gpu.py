@@ -625,8 +625,8 @@ def test_copies_follow_the_load(gpu_agent):
         gpus.busy(0, False)
         gpus.busy(1, False)
         until(lambda: moved() == "kernel", "the kernel copies again")
-        # the destination's GPU alone decides that, and the other one may be found idle later
-        until(lambda: moved() == "kernel" and metric(agent, "dray_gpu_busy") == 0, "both GPUs are found idle")
+        # the destination's GPU alone decides that, and while it is idle, only copies to the other one show that this is idle, too
+        until(lambda: moved() == "kernel" and copies(client, there, here, MIB) and metric(agent, "dray_gpu_busy") == 0, "both GPUs are found idle")
 
 
 def test_staging_for_the_network_follows_the_load(lab, new_agent):
