@@ -657,9 +657,9 @@ def test_mooncake(target, protocol, pool):
 @pytest.mark.parametrize("pool", ["0", "1"], ids=["connect each time", "pool"])
 def test_mooncake_pauses(target, pool):
     """Connections that Mooncake has opened for one call serve a later one, also those that had no part of the first."""
-    agent = target(mooncake__stall_timeout="200ms")
+    agent = target(mooncake__stall_timeout="1s")  # on a busy machine Mooncake itself pauses for some tenths of that
     with Owner(agent, 100 * 4096, bytes(100 * 4096)) as owner, Initiator(agent, 100 * 4096, MC_TCP_ENABLE_CONNECTION_POOL=pool) as engine:
-        for count in 2, 3, 4, 8, 16, 100:
+        for count in 2, 8, 100:
             for op in "write", "read":
                 assert engine(op, engine.target, owner.address, [(i * 4096, i * 4096, 4096) for i in range(count)]) == 0
                 with data(agent) as sock:
