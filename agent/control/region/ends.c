@@ -6,26 +6,13 @@
  */
 #include "agent/control/region/internal.h"
 
-bool ends_have_room(struct regions *r)
-{
-	uint64_t turn;
-
-	if (!r->end_source || sd_event_get_iteration(r->deps.event, &turn) < 0)
-		return true;
-	if (turn != r->turn) {
-		r->turn = turn;
-		r->ends = 0;
-	}
-	return r->ends < ENDS_PER_TURN;
-}
-
 /* As many as the turn has room for. True: no token is left. */
 static bool end_tokens(struct region *region)
 {
 	while (region->next_end != &region->tokens) {
 		struct token *t = dray_list_entry(region->next_end, struct token, link);
 
-		if (!ends_have_room(region->regions))
+		if (!turn_work_has_room(&region->regions->ends))
 			return false;
 		/* this may free t */
 		region->next_end = t->link.next;
@@ -44,7 +31,7 @@ void ends_continue(struct regions *r)
 	if (r->continuing)
 		return;
 	r->continuing = true;
-	while (is_pending(r) && ends_have_room(r)) {
+	while (is_pending(r) && turn_work_has_room(&r->ends)) {
 		struct region *region = dray_list_pop(&r->unended, struct region, unended);
 
 		/* regions take turns, so that one with few tokens does not wait for one with many */
@@ -57,7 +44,7 @@ void ends_continue(struct regions *r)
 	}
 	r->continuing = false;
 	if (is_pending(r))
-		sd_event_source_set_enabled(r->end_source, SD_EVENT_ONESHOT);
+		turn_work_go_on(&r->ends);
 }
 
 void region_end_tokens(struct region *region)
@@ -71,7 +58,7 @@ void region_end_tokens(struct region *region)
 		return;
 	}
 	dray_list_add(&r->unended, &region->unended);
-	sd_event_source_set_enabled(r->end_source, SD_EVENT_ONESHOT);
+	turn_work_go_on(&r->ends);
 }
 
 static int on_turn(sd_event_source *s, void *arg)
@@ -82,10 +69,6 @@ static int on_turn(sd_event_source *s, void *arg)
 
 int ends_init(struct regions *r)
 {
-	int ret;
-
-	if (!r->deps.event)
-		return 0;
-	ret = sd_event_add_defer(r->deps.event, &r->end_source, on_turn, r);
-	return ret < 0 ? ret : sd_event_source_set_enabled(r->end_source, SD_EVENT_OFF);
+	return r->deps.event ? turn_work_init(&r->ends, r->deps.event, ENDS_PER_TURN, on_turn, r) :
+			       0;
 }

@@ -153,7 +153,7 @@ void grant_end(struct grant *g, bool fence, bool urgent)
 	if (g->ending)
 		return;
 	g->ending = true;
-	r->ends++;
+	r->ends.done++;
 	if (g->view.peer == MOONCAKE_PEER)
 		mooncake_changed(r);
 	/* Mooncake's engines acknowledge nothing: they reach the range by the workers, or by keys that end here */

@@ -5,6 +5,7 @@
 #include "agent/control/region/extents.h"
 #include "agent/control/region/region.h"
 #include "agent/model/ranges.h"
+#include "agent/process/turn_work.h"
 #include "lib/handle.h"
 #include "lib/heap.h"
 #include "lib/list.h"
@@ -37,11 +38,9 @@ struct regions {
 	sd_event_source *lease_timer;
 	struct dray_list unended; /* regions that are ending while some of their tokens are not */
 	struct dray_list orphans; /* leases of sessions that have ended, which are to end, too */
-	sd_event_source
-		*end_source; /* goes on with both in the next turn; NULL: all is done at once */
-	uint64_t turn;       /* of the loop */
-	unsigned ends;       /* tokens and grants that have begun to end in that turn */
-	bool continuing;     /* inside ends_continue() */
+	struct turn_work
+		ends;    /* the ends of both; it counts tokens and grants that have begun to end */
+	bool continuing; /* inside ends_continue() */
 	struct leases_totals lease_totals;   /* without those of now */
 	struct dead_token dead[DEAD_TOKENS]; /* ring; code 0: not used yet */
 	uint32_t dead_at;
@@ -186,8 +185,6 @@ void region_tokens_ended(struct region *r);
 
 /* 0 or -errno. */
 int ends_init(struct regions *r);
-/* A token may begin to end in this turn. */
-bool ends_have_room(struct regions *r);
 /* Goes on with regions->unended and orphans, also in later turns. */
 void ends_continue(struct regions *r);
 /* Begins to end all tokens of a region that is ending; calls region_tokens_ended() at once or in a later turn. */

@@ -138,7 +138,7 @@ void leases_expire(struct regions *r, int64_t now_ns)
 {
 	struct dray_heap_node *e;
 
-	for (unsigned i = 0; i < LEASES_EXPIRE_PER_TURN && ends_have_room(r); i++) {
+	for (unsigned i = 0; i < LEASES_EXPIRE_PER_TURN && turn_work_has_room(&r->ends); i++) {
 		e = dray_heap_first(&r->lease_expiry);
 		if (!e || e->key > now_ns)
 			break;
@@ -326,7 +326,7 @@ void leases_end_orphans(struct regions *r)
 {
 	struct lease *l;
 
-	while (ends_have_room(r) && (l = dray_list_pop(&r->orphans, struct lease, link)))
+	while (turn_work_has_room(&r->ends) && (l = dray_list_pop(&r->orphans, struct lease, link)))
 		if (!l->token->revoked)
 			finish(l->token, DMSG_LEASE_OUTCOME_ENDED);
 }

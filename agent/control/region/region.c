@@ -94,7 +94,7 @@ struct regions *regions_free(struct regions *r)
 	tokens_free(&r->tokens);
 	tokens_free(&r->leases);
 	sd_event_source_disable_unref(r->lease_timer);
-	sd_event_source_disable_unref(r->end_source);
+	turn_work_deinit(&r->ends);
 	for (uint32_t at = 0; (region = dray_handles_next(&r->regions, &at, NULL));) {
 		dray_list_splice(&region->revocations, &region->lease_ends);
 		dray_list_for_each(&region->revocations, v, struct revocation, link)

@@ -409,7 +409,7 @@ uint32_t token_revoke(struct token *t, uint64_t revocation)
 		lease_set_outcome(t, DMSG_LEASE_OUTCOME_ENDED);
 	t->revoked = revocation;
 	region->n_revoked++;
-	r->ends++;
+	r->ends.done++;
 	dray_list_for_each(&t->grants, g, struct grant, token_link)
 		grant_end(g, true, region->urgent);
 	dray_list_for_each(&t->local_imports, import, struct local_import, link)

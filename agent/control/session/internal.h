@@ -12,6 +12,7 @@
 #include "agent/control/socket/acceptor.h"
 #include "agent/control/socket/unix_listener.h"
 #include "agent/data/data.h"
+#include "agent/process/turn_work.h"
 #include "lib/handle.h"
 #include "lib/list.h"
 #include "lib/map.h"
@@ -66,11 +67,9 @@ struct sessions {
 	void (*stopped)(void *arg);
 	void *stopped_arg;
 	sd_event_source *stopped_source;
-	sd_event_source *reaper;  /* closes sessions that are doomed */
-	struct dray_list leaving; /* closed ones whose remotes are being released */
-	sd_event_source *leaver;  /* goes on with them in the next turn */
-	uint64_t turn;            /* of the loop */
-	unsigned released;        /* remotes, in that turn */
+	sd_event_source *reaper;   /* closes sessions that are doomed */
+	struct dray_list leaving;  /* closed ones whose remotes are being released */
+	struct turn_work releases; /* of these remotes */
 };
 
 /* The sessions of one owner that named the same group. Freed with its last member. */

@@ -488,25 +488,12 @@ int request_lease_acquire(struct session *s, struct request *rq, struct dray_err
 	return import(s, rq->id, m->token, m->timeout_ms, &m->label, reterr);
 }
 
-static bool may_release(struct sessions *ss)
-{
-	uint64_t turn;
-
-	if (sd_event_get_iteration(ss->deps.event, &turn) < 0)
-		return true;
-	if (turn != ss->turn) {
-		ss->turn = turn;
-		ss->released = 0;
-	}
-	return ss->released < REMOTES_PER_TURN;
-}
-
 /* This may free the session. */
 static void leave(struct remote *r)
 {
 	struct session *s = r->session;
 
-	s->owner->released++;
+	s->owner->releases.done++;
 	dray_list_add(&s->remotes, &r->link);
 	r->replies = false;
 	release(r, DRAY_E_SESSION_CLOSED);
@@ -518,7 +505,8 @@ static int on_turn(sd_event_source *source, void *arg)
 	struct sessions *ss = arg;
 	struct session *s;
 
-	while (may_release(ss) && (s = dray_list_pop(&ss->leaving, struct session, leaving))) {
+	while (turn_work_has_room(&ss->releases) &&
+	       (s = dray_list_pop(&ss->leaving, struct session, leaving))) {
 		struct remote *r = dray_list_pop(&s->unreleased, struct remote, link);
 
 		if (!dray_list_empty(&s->unreleased))
@@ -527,15 +515,13 @@ static int on_turn(sd_event_source *source, void *arg)
 			leave(r);
 	}
 	if (!dray_list_empty(&ss->leaving))
-		sd_event_source_set_enabled(source, SD_EVENT_ONESHOT);
+		turn_work_go_on(&ss->releases);
 	return 0;
 }
 
 int remotes_leave_init(struct sessions *ss)
 {
-	int r = sd_event_add_defer(ss->deps.event, &ss->leaver, on_turn, ss);
-
-	return r < 0 ? r : sd_event_source_set_enabled(ss->leaver, SD_EVENT_OFF);
+	return turn_work_init(&ss->releases, ss->deps.event, REMOTES_PER_TURN, on_turn, ss);
 }
 
 void session_remotes_close(struct session *s)
@@ -553,10 +539,11 @@ void session_remotes_close(struct session *s)
 	}
 	dray_list_splice(&s->unreleased, &s->remotes);
 	/* the session stays, because its worker has not answered the close */
-	while (may_release(ss) && (r = dray_list_pop(&s->unreleased, struct remote, link)))
+	while (turn_work_has_room(&ss->releases) &&
+	       (r = dray_list_pop(&s->unreleased, struct remote, link)))
 		leave(r);
 	if (dray_list_empty(&s->unreleased))
 		return;
 	dray_list_add(&ss->leaving, &s->leaving);
-	sd_event_source_set_enabled(ss->leaver, SD_EVENT_ONESHOT);
+	turn_work_go_on(&ss->releases);
 }

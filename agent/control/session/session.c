@@ -113,7 +113,7 @@ struct sessions *sessions_free(struct sessions *ss)
 	ss->stopped_source = sd_event_source_disable_unref(ss->stopped_source);
 	rekeys_free(ss);
 	ss->reaper = sd_event_source_disable_unref(ss->reaper);
-	ss->leaver = sd_event_source_disable_unref(ss->leaver);
+	turn_work_deinit(&ss->releases);
 	/* workers still use the quotas and rings of these sessions */
 	if (ss->table.count) {
 		log_warning("session", "%" PRIu32 " sessions have not ended, ignoring",
