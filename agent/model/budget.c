@@ -177,3 +177,8 @@ uint64_t budget_limit(const struct budget_account *a, enum resource r)
 {
 	return limit_of(&a->all->of[r], load(&a->of[r].used), load(&a->all->of[r].used));
 }
+
+int64_t budget_left(const struct budget_account *a, enum resource r)
+{
+	return (int64_t)(budget_limit(a, r) - load(&a->of[r].used));
+}

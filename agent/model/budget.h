@@ -95,6 +95,8 @@ static inline uint64_t budget_share(uint64_t max, uint64_t others, uint64_t own_
 
 /* What the owner may use now, with what it uses. */
 uint64_t budget_limit(const struct budget_account *a, enum resource r);
+/* Of that, what it does not use; negative: it uses more. */
+int64_t budget_left(const struct budget_account *a, enum resource r);
 
 /* "sessions" and so on: the last part of the key. */
 const char *resource_name(enum resource r);

@@ -366,17 +366,6 @@ static bool charge(struct store_member *m, uint64_t bytes, bool may_evict)
 	return budget_take(&m->account->budget, RESOURCE_STORE_BYTES, bytes, &err) == 0;
 }
 
-static uint64_t objects_of(const struct store_member *m)
-{
-	return atomic_load(&m->account->budget.of[RESOURCE_STORE_OBJECTS].used);
-}
-
-/* Negative: the owner has more objects than its share. */
-static int64_t objects_left(const struct store_member *m)
-{
-	return (int64_t)(budget_limit(&m->account->budget, RESOURCE_STORE_OBJECTS) - objects_of(m));
-}
-
 /*
  * Counts one more object at the owner; evicts others. In a shared name space the victims may be of other owners and give it no room: few
  * of those go for each PUT. An owner above its share, as after a restart, gets below it PUT by PUT.
@@ -388,16 +377,16 @@ static bool charge_object(struct store_member *m)
 	unsigned own = 0, vain = 0;
 
 	while (!budget_try(a, RESOURCE_STORE_OBJECTS, 1)) {
-		uint64_t had = objects_of(m);
-		int64_t left = objects_left(m);
+		uint64_t had = atomic_load(&a->of[RESOURCE_STORE_OBJECTS].used);
+		int64_t left = budget_left(a, RESOURCE_STORE_OBJECTS);
 
 		if (own + vain >= EVICTED_AT_ONCE || vain == VAIN_MAX ||
 		    !m->space->store->cfg.evict || !may_gain(m, RESOURCE_STORE_OBJECTS) ||
 		    !object_evict(m->space))
 			/* which counts the refusal */
 			return budget_take(a, RESOURCE_STORE_OBJECTS, 1, &err) == 0;
-		own += objects_of(m) < had;
-		vain += objects_left(m) <= left;
+		own += atomic_load(&a->of[RESOURCE_STORE_OBJECTS].used) < had;
+		vain += budget_left(a, RESOURCE_STORE_OBJECTS) <= left;
 		if (own == 2 && left < 0 && budget_restore(a, RESOURCE_STORE_OBJECTS, 1))
 			return true;
 	}

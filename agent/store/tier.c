@@ -162,23 +162,15 @@ uint64_t tier_evict(struct store_space *sp)
 	return bytes;
 }
 
-/* What its owner may still take; negative: it has more than its share. */
-static int64_t room_left(const struct store_object *o)
-{
-	const struct budget_account *a = &o->member->account->budget;
-
-	return (int64_t)(budget_limit(a, RESOURCE_STORE_DISK_BYTES) -
-			 atomic_load(&a->of[RESOURCE_STORE_DISK_BYTES].used));
-}
-
 /* False: there is nothing to evict, or it does not help. */
 static bool evict_for(struct store_object *o)
 {
-	int64_t before = room_left(o);
+	const struct budget_account *a = &o->member->account->budget;
+	int64_t before = budget_left(a, RESOURCE_STORE_DISK_BYTES);
 
 	if (disk_part(o)->vain >= VAIN_MAX || !tier_evict(o->member->space))
 		return false;
-	if (room_left(o) <= before)
+	if (budget_left(a, RESOURCE_STORE_DISK_BYTES) <= before)
 		disk_part(o)->vain++;
 	return true;
 }
