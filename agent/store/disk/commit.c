@@ -53,8 +53,7 @@ static void punch(const struct disk_object *at)
 {
 	if (segment_open(at->segment, true) < 0)
 		return;
-	fallocate(at->segment->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)at->offset,
-		  (off_t)disk_blocks(at->bytes));
+	segment_punch(at->segment->fd, at->offset, disk_blocks(at->bytes));
 	segment_close(at->segment);
 }
 

@@ -142,6 +142,8 @@ void segment_drop_if_empty(struct disk_segment *s);
 /* Blocks. */
 void segment_unlink(const struct disk *d, uint32_t id);
 void segment_name(uint32_t id, char ret[32]);
+/* Gives blocks in the middle of a file back. Blocks. 0, or -errno: -EOPNOTSUPP if the file system has no holes. */
+int segment_punch(int fd, uint64_t offset, uint64_t bytes);
 /* Before a write that ends at `end`, to a file that is open. A file system that cannot do it extends the file by the write. */
 void segment_extend(struct disk_segment *s, uint64_t end);
 /* Nothing more is appended to the last segment; its blocks beyond its objects are given back. */

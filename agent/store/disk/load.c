@@ -226,14 +226,6 @@ static bool find_places(const struct disk *d, const struct load *l, struct place
 	return true;
 }
 
-/* False: this file system has no holes. */
-static bool punch_gap(int fd, uint64_t begin, uint64_t end)
-{
-	return fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)begin,
-			 (off_t)(end - begin)) == 0 ||
-	       errno != EOPNOTSUPP;
-}
-
 /*
  * The objects of one file, in their order. What is behind the last one is trimmed. Returns how many there are, or n if this file system
  * has no holes.
@@ -248,7 +240,8 @@ static size_t punch_file(const struct disk *d, const struct place *p, size_t n)
 	segment_name(p->segment, name);
 	fd = openat(d->dir_fd, name, O_WRONLY | O_CLOEXEC | O_NOFOLLOW);
 	for (i = 0; i < n && p[i].segment == p->segment; i++) {
-		if (fd >= 0 && p[i].offset > at && !punch_gap(fd, at, p[i].offset))
+		if (fd >= 0 && p[i].offset > at &&
+		    segment_punch(fd, at, p[i].offset - at) == -EOPNOTSUPP)
 			return n;
 		at = dray_max(at, p[i].end);
 	}

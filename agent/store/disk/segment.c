@@ -56,6 +56,14 @@ void segment_unlink(const struct disk *d, uint32_t id)
 	unlinkat(d->dir_fd, name, 0);
 }
 
+int segment_punch(int fd, uint64_t offset, uint64_t bytes)
+{
+	return fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset,
+			 (off_t)bytes) < 0 ?
+		       -errno :
+		       0;
+}
+
 static void run_removal(struct dray_job *j)
 {
 	struct disk_segment *s = dray_container_of(j, struct disk_segment, removal);
