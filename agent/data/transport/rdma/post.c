@@ -342,11 +342,16 @@ static bool has_room(const struct rdma_queue *p, const struct rdma_list *l)
 	       room(p, l);
 }
 
-/* Its rails have registered the slice's memory on both sides. */
+/* Its rails have registered the memory on both sides. */
+static bool has_both(const struct rdma_queue *p, const struct rail_keys *local,
+		     const struct rail_keys *remote)
+{
+	return rail_keys_have(local, p->qp.path.rail) && rail_keys_have(remote, p->qp.path.to_rail);
+}
+
 static bool suits(const struct rdma_queue *p, const struct slice *s)
 {
-	return rail_keys_have(local_keys(p, s), p->qp.path.rail) &&
-	       rail_keys_have(remote_keys(s), p->qp.path.to_rail);
+	return has_both(p, local_keys(p, s), remote_keys(s));
 }
 
 /* There is a queue pair for it, once it has a buffer. */
@@ -355,8 +360,7 @@ bool rdma_has_staged_way(const struct stage_channel *p, const struct slice *s)
 	const struct rdma_channel *ch = p->staged.owner;
 
 	dray_list_for_each(&ch->queues, it, struct rdma_queue, link)
-		if (rail_keys_have(it->rdma->staging, it->qp.path.rail) &&
-		    rail_keys_have(s->xfer->remote->keys, it->qp.path.to_rail))
+		if (has_both(it, it->rdma->staging, s->xfer->remote->keys))
 			return true;
 	return false;
 }
