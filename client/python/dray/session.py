@@ -302,8 +302,8 @@ class Session(Waiting):
                 pending._end(None, error)
                 self._pending.pop(key, None)
         self._unconfirmed.clear()
-        self._end_session_waits(error)
-        self._end_event_waits()
+        self._end_waits(self._session_waits, error)
+        self._end_waits(self._event_waits, None)
         self._led = None
         for lock in list(self._sleeping):
             self._rouse(lock)
@@ -609,24 +609,19 @@ class Session(Waiting):
     def _on_restored(self, e: Any) -> None:
         live = [r for r in list(self._regions.values()) if r.error is None and r.handle]
         self._report(events.Reconnected(self.incarnation, bool(e.restarted), len(live), self._failed))
-        self._end_session_waits(None)
+        self._end_waits(self._session_waits, None)
 
     def _on_connected(self, e: Any) -> None:
         if not self._quiet:
             self._report(events.Connected(self.incarnation))
-        self._end_session_waits(None)
+        self._end_waits(self._session_waits, None)
 
-    def _end_session_waits(self, error: errors.Error | None) -> None:
-        for wait in list(self._session_waits):
+    @staticmethod
+    def _end_waits(waits: list[Any], error: errors.Error | None) -> None:
+        for wait in list(waits):
             wait._end(None, error)
             with contextlib.suppress(ValueError):
-                self._session_waits.remove(wait)
-
-    def _end_event_waits(self) -> None:
-        for wait in list(self._event_waits):
-            wait._end(None, None)
-            with contextlib.suppress(ValueError):
-                self._event_waits.remove(wait)
+                waits.remove(wait)
 
     def _on_region_lost(self, e: Any) -> None:
         region, error = self._regions.get(e.region), self._text_of(e)
@@ -640,8 +635,8 @@ class Session(Waiting):
         with self._queueing:
             self.error = error
         self._report(events.Disconnected(error, True))
-        self._end_session_waits(error)
-        self._end_event_waits()
+        self._end_waits(self._session_waits, error)
+        self._end_waits(self._event_waits, None)
 
     def _on_segment(self, e: Any) -> None:
         self._report(to_event(e))
