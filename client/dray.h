@@ -1451,7 +1451,7 @@ DRAY_API int dray_store_release(struct dray *d, const uint64_t *leases, size_t n
  * Thread: any thread may call this function, also after the session was lost. So may a forked child, until it calls dray_disconnect().
  *
  * Errors:
- * -DRAY_E_NOT_FOUND: no READ of this handle has returned this address; *ret_base and *ret_length are unchanged.
+ * -DRAY_E_NOT_FOUND: the address is in no result of READ of this handle; *ret_base and *ret_length are unchanged.
  */
 DRAY_API int dray_store_keep(struct dray *d, const void *data, void **ret_base,
 			     uint64_t *ret_length);
