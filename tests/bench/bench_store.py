@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The store of one agent against memcpy of the same bytes, beside redis where redis-server is installed, and beside Mooncake's client by shared
 memory: PUT, GET, reads in place and EXISTS; its disk tier against fio on the same file system; and GETs from another agent against dray's own
-transfers of the same bytes, both by bench_remote, beside redis, and beside Mooncake Store, whose processor time is compared, too; and what it
-saves to prefer the node's own store for PUTs and GETs. `bench_store.py [PART...]` runs some parts: memory, disk, preference, remote, mooncake."""
+transfers of the same bytes, both by bench_remote, beside redis, and beside Mooncake Store, with processor times, and bare programs for both; and what
+it saves to prefer the node's own store for PUTs and GETs. `bench_store.py [PART...]` runs some parts: memory, disk, preference, remote, mooncake."""
 
 import contextlib
 import http.client
@@ -337,10 +337,45 @@ def seconds(what, n):
     return c.now() - began
 
 
-def beside_mooncake(records, ours, gets, theirs, name, size, count):
+class Bare:
     """
-    By Python, as Mooncake's client, and by C; and dray's transfer of these bytes by C, which no GET is faster than. The processor time is that of
-    all processes of a side: of both agents and the client, and of master, node and client.
+    Programs without agents that ask for the objects over TCP and receive them straight into their places: two processes, with a thread for each
+    connection on both sides; and three, as with agents, of which the one in the middle is woken up by the client, and wakes it up.
+    """
+    WAYS = (("2 bare processes", "ceiling_answers", 1, ()), ("2 bare processes, CRC-32C", "ceiling_answers", 1, ("--check",)),
+            ("2 bare processes, CRC-32C, 2 connections", "ceiling_answers", 2, ("--check",)),
+            ("3 bare processes, CRC-32C", "ceiling_chain", 1, ("--check",)))
+
+    def __init__(self, stack):
+        self.near, self.far = (stack.enter_context(c.dray.Memory(OBJECTS * SIZE)) for _ in range(2))
+        self.far.view[:] = os.urandom(SIZE) * OBJECTS
+
+    def ways(self, stack, size, count):
+        """For each its processes, how often it gets the objects in a round, and a function that returns the seconds which that took."""
+        return {name: getattr(self, program)(stack, size, count, parts, args) for name, program, parts, args in self.WAYS}
+
+    def ceiling_answers(self, stack, size, count, connections, args):
+        """A single object comes in a part for each connection."""
+        pieces = max(count, connections)
+        length = size * count // pieces
+        ops = c.ops_fd([(i * length, i * length, length) for i in range(pieces)])
+        tool = stack.enter_context(c.Tool("ceiling_answers", "--local", c.name_memory(self.near), "--remote", c.name_memory(self.far), "--ops", ops,
+                                          "--depth", pieces, "--streams", connections, "--batch", *args, fds=[ops, self.near.fd, self.far.fd]))
+        os.close(ops)
+        n = max(1, c.sized(tool, 16 * pieces) // pieces)
+        return [tool.pid, *c.children(tool.pid)], n, lambda: tool.ask("run", n * pieces)["seconds"]
+
+    @staticmethod
+    def ceiling_chain(stack, size, count, _, args):
+        tool = stack.enter_context(c.Tool("ceiling_chain", "--size", size * count, *args))
+        n = max(1, int(c.ROUND / (seconds(lambda: tool.ask("trip", 3), 2) / 6)))
+        return [tool.pid, *c.children(tool.pid)], n, lambda: seconds(lambda: tool.ask("trip", n), 1)
+
+
+def beside_mooncake(records, ours, gets, theirs, bare, name, size, count):
+    """
+    By Python, as Mooncake's client, and by C; dray's transfer of these bytes by C, which no GET is faster than; and bare programs. The processor
+    time is that of all processes of a side: of both agents and the client, and of master, node and client.
     """
     gets.put(size, count)
     ours.put(size, count)
@@ -348,29 +383,32 @@ def beside_mooncake(records, ours, gets, theirs, name, size, count):
     m = max(1, int(0.2 / (theirs.get(size, count, 3) / 3)))
     k = c.sized(gets.tool, 16, "get")
     agents = [ours.owner.process.pid, ours.reader.process.pid]
-    ways = {"Mooncake Store": (theirs.pids, m, lambda: theirs.get(size, count, m)),
-            "by Python": ([*agents, os.getpid()], n, lambda: seconds(ours.get, n)),
-            "by C": ([*agents, gets.tool.pid], k, lambda: gets.times("get", k) * k),
-            "dray's transfer": ([*agents, gets.tool.pid], k, lambda: gets.times("read", k) * k)}
-    used, moved = dict.fromkeys(ways, 0), dict.fromkeys(ways, 0)
+    by_dray = {"by Python": ([*agents, os.getpid()], n, lambda: seconds(ours.get, n)),
+               "by C": ([*agents, gets.tool.pid], k, lambda: gets.times("get", k) * k),
+               "dray's transfer": ([*agents, gets.tool.pid], k, lambda: gets.times("read", k) * k)}
+    used, moved = {}, {}
 
-    def measured(way):
-        pids, times, run = ways[way]
+    def measured(way, pids, times, run):
         gigabytes, before = times * size * count / 1e9, c.cpu_seconds(*pids)
         rate = gigabytes / run()
-        used[way] += c.cpu_seconds(*pids) - before
-        moved[way] += gigabytes
+        used[way] = used.get(way, 0) + c.cpu_seconds(*pids) - before
+        moved[way] = moved.get(way, 0) + gigabytes
         return rate
 
-    done = c.rounds({way: lambda way=way: measured(way) for way in ways})
-    for way in list(ways)[1:]:
-        target = None if way == "dray's transfer" else (">=", 2 if count > 1 else 3)
-        c.add_beside(records, done, f"{name}, {way}, beside Mooncake", way, "GB/s", "Mooncake Store", "Mooncake Store", target)
-    other = used["Mooncake Store"] / moved["Mooncake Store"]
-    for way in list(ways)[1:]:
-        own = used[way] / moved[way]
-        records.add(f"{name}, {way}, processor time", own, "s/GB", ceiling_name="Mooncake Store", ceiling=other, ratio=own / other,
-                    target=None if way == "dray's transfer" else ("<=", 1 / 3))
+    with contextlib.ExitStack() as stack:
+        by_bare = bare.ways(stack, size, count)
+        ways = {"Mooncake Store": (theirs.pids, m, lambda: theirs.get(size, count, m)), **by_dray, **by_bare}
+        done = c.rounds({way: lambda way=way: measured(way, *ways[way]) for way in ways})
+    own = {way: used[way] / moved[way] for way in ways}
+    asked = ("by Python", "by C")
+    for way in (*by_dray, *by_bare):
+        c.add_beside(records, done, f"{name}, {way}, beside Mooncake", way, "GB/s", "Mooncake Store", "Mooncake Store",
+                     (">=", 2 if count > 1 else 3) if way in asked else None)
+    for way in by_bare:
+        c.add_beside(records, done, f"{name}, by C, beside {way}", "by C", "GB/s", way, way)
+    for way in (*by_dray, *by_bare):
+        records.add(f"{name}, {way}, processor time", own[way], "s/GB", ceiling_name="Mooncake Store", ceiling=own["Mooncake Store"],
+                    ratio=own[way] / own["Mooncake Store"], target=("<=", 1 / 3) if way in asked else None)
 
 
 def lone(records, gets):
@@ -465,9 +503,9 @@ def mooncake(records, lab):
             print(f"  Mooncake: skipped, {e}")
             return
         ours = Remote(lab, stack)
-        gets = Gets(stack, ours)
+        gets, bare = Gets(stack, ours), Bare(stack)
         for shape in REMOTE:
-            beside_mooncake(records, ours, gets, theirs, *shape)
+            beside_mooncake(records, ours, gets, theirs, bare, *shape)
 
 
 PARTS = {"memory": memory, "disk": disk, "preference": preference, "remote": remote, "mooncake": mooncake}

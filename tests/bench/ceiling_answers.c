@@ -3,12 +3,14 @@
  * The least that reads of a few pieces in flight take over TCP, without agents: a child answers each request of a fixed
  * size with a head and a piece of its memory, and this process has --depth requests outstanding, as long as there are more.
  * It receives each piece straight into its place, and all requests that it owes go out in one call; the child answers all
- * that it has received in one call. Both sides know where each piece lies, and check nothing.
+ * that it has received in one call. Both sides know where each piece lies.
  *
- *   ceiling_answers --local M --remote M --ops FD [--depth PIECES] [--write] [--spin] [--streams N]
+ *   ceiling_answers --local M --remote M --ops FD [--depth PIECES] [--write] [--spin] [--streams N] [--check] [--batch]
  *
  * With --write the requests carry the pieces and the answers are heads. With --spin a side polls for a while before it sleeps
- * in a receive. Each of the streams has a thread here, a child, and its part of the depth. Answers
+ * in a receive. Each of the streams has a thread here, a child, and its part of the depth. With --check this process verifies
+ * the CRC-32C of each piece, whose bytes it sums as they come. With --batch it asks for --depth pieces at once, and for the
+ * next ones when all of these have come, on all streams. Answers
  *   run OPERATIONS
  */
 #include <getopt.h>
@@ -18,6 +20,7 @@
 #include <sys/uio.h>
 
 #include "ctl/ceiling/echo.h"
+#include "lib/crc32c.h"
 #include "schema/gen/peer.h"
 #include "tests/bench/bench.h"
 
@@ -32,8 +35,10 @@ struct way {
 	uint8_t *memory; /* NULL: heads alone */
 	bool local;      /* the memory is the local one of the operations */
 	size_t head;
-	size_t op;   /* of the next message */
-	uint64_t at; /* bytes of that message that have moved */
+	size_t op;            /* of the next message */
+	uint64_t at;          /* bytes of that message that have moved */
+	const uint32_t *sums; /* of the pieces of all operations, to verify; NULL: they are not */
+	uint32_t sum;         /* of the bytes of this message's piece that have come */
 };
 
 /* What one thread of this process uses. Stream k of n moves operations k, k + n, k + 2n and so on. */
@@ -44,7 +49,8 @@ struct stream {
 };
 
 static struct bench_ops ops;
-static bool spin;
+static bool spin, in_batches;
+static pthread_barrier_t batch_begins;    /* all streams have the one before */
 static unsigned depth = 1, n_streams = 1; /* depth: of each stream */
 static struct stream streams[STREAMS_MAX];
 static __thread uint8_t heads[DEPTH_MAX][ASK];
@@ -81,14 +87,37 @@ static unsigned gather(const struct way *w, struct iovec *iov, unsigned n)
 	return k;
 }
 
+/* The next n bytes of the message have come. */
+static void check(struct way *w, uint64_t n)
+{
+	uint64_t from = w->at < w->head ? w->head : w->at, to = w->at + n;
+	const struct bench_op *op = &ops.v[w->op];
+	const uint8_t *piece = w->memory + (w->local ? op->local : op->remote);
+
+	if (to > from)
+		w->sum = dray_crc32c(w->sum, piece + (from - w->head), to - from);
+	if (to < message_bytes(w, w->op))
+		return;
+	if (w->sum != w->sums[w->op])
+		bench_die("other bytes have come");
+	w->sum = 0;
+}
+
 /* n bytes have moved. Returns the messages that are complete. */
 static unsigned advance(struct way *w, uint64_t n)
 {
 	unsigned done = 0;
 
-	w->at += n;
-	while (w->at >= message_bytes(w, w->op)) {
-		w->at -= message_bytes(w, w->op);
+	while (n) {
+		uint64_t rest = message_bytes(w, w->op) - w->at, part = n < rest ? n : rest;
+
+		if (w->sums)
+			check(w, part);
+		n -= part;
+		w->at += part;
+		if (part < rest)
+			break;
+		w->at = 0;
 		w->op = (w->op + n_streams) % ops.n;
 		done++;
 	}
@@ -144,6 +173,10 @@ static void *run_stream(void *arg)
 		int n;
 
 		more = more < room ? more : room;
+		if (in_batches && asked > s->done)
+			more = 0;
+		else if (in_batches)
+			pthread_barrier_wait(&batch_begins);
 		for (uint64_t i = 0; i < more; i++)
 			s->bytes += ops.v[(s->ask.op + i * n_streams) % ops.n].length;
 		send_all(s->fd, &s->ask, (unsigned)more);
@@ -198,6 +231,18 @@ static void open_stream(struct stream *s, const struct way *asked, const struct 
 	s->fd = ends[0];
 }
 
+/* CRC-32C of the pieces of all operations. */
+static const uint32_t *sums_of(const uint8_t *memory)
+{
+	uint32_t *sums = calloc(ops.n, sizeof(*sums));
+
+	if (!sums)
+		bench_die_errno("calloc");
+	for (size_t i = 0; i < ops.n; i++)
+		sums[i] = dray_crc32c(0, memory + ops.v[i].remote, ops.v[i].length);
+	return sums;
+}
+
 int main(int argc, char **argv)
 {
 	static const struct option options[] = {
@@ -208,13 +253,15 @@ int main(int argc, char **argv)
 		{ "write", no_argument, NULL, 'w' },
 		{ "spin", no_argument, NULL, 's' },
 		{ "streams", required_argument, NULL, 'n' },
+		{ "check", no_argument, NULL, 'c' },
+		{ "batch", no_argument, NULL, 'b' },
 		{ 0 },
 	};
 	struct bench_memory local = { 0 }, remote = { 0 };
 	struct way ask = { .head = ASK, .local = true }, reply = { .head = ANSWER, .local = true };
 	struct way asked = { .head = ASK }, replied = { .head = ANSWER };
 	uint8_t *near, *far;
-	bool write = false;
+	bool write = false, checks = false;
 	uint64_t number;
 	char word[16];
 	int option;
@@ -234,11 +281,15 @@ int main(int argc, char **argv)
 			spin = true;
 		else if (option == 'n')
 			n_streams = (unsigned)bench_number(optarg);
+		else if (option == 'c')
+			checks = true;
+		else if (option == 'b')
+			in_batches = true;
 		else
 			return 2;
 	}
 	if (!local.n || !remote.n || !ops.n || !n_streams || n_streams > STREAMS_MAX ||
-	    depth < n_streams || depth > DEPTH_MAX)
+	    (write && checks) || depth < n_streams || depth > DEPTH_MAX)
 		bench_die("wrong usage; see the head of ceiling_answers.c");
 	bench_ops_check(ops, local.bytes, remote.bytes);
 	near = bench_memory_map(&local);
@@ -250,7 +301,10 @@ int main(int argc, char **argv)
 		reply.memory = near;
 		replied.memory = far;
 	}
+	if (checks)
+		reply.sums = sums_of(far);
 	depth /= n_streams;
+	pthread_barrier_init(&batch_begins, NULL, n_streams);
 	for (unsigned i = 0; i < n_streams; i++) {
 		asked.op = replied.op = ask.op = reply.op = i % ops.n;
 		streams[i].ask = ask;

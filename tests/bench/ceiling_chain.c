@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The wake-ups of a lone read over TCP, without agents: this process wakes a second one by an eventfd, which asks a third
- * one over a connection of loopback, gets the payload from it, and wakes this process. All wait in blocking calls.
+ * one over a connection of loopback, gets the payload from it, and wakes this process. All wait in blocking calls. With
+ * --check the second one sums the payload's CRC-32C as it comes.
  *
- *   ceiling_chain [--size BYTES] [--get PORT]
+ *   ceiling_chain [--size BYTES] [--get PORT] [--check]
  *
  * Answers
  *   trip COUNT   round trips, one at a time
@@ -16,6 +17,7 @@
 #include <sys/socket.h>
 
 #include "ctl/ceiling/echo.h"
+#include "lib/crc32c.h"
 #include "tests/bench/bench.h"
 
 #define REQUEST 64
@@ -23,6 +25,7 @@
 
 static size_t size = 4096;
 static uint8_t *payload;
+static bool check;
 static int request_fd, answer_fd;
 static struct bench_samples samples;
 
@@ -66,14 +69,32 @@ static void start(void (*run)(int fd), int fd)
 	}
 }
 
+/* The payload, and verifies it as it comes. */
+static bool receive_checked(int fd, uint32_t wanted)
+{
+	uint32_t sum = 0;
+	ssize_t n;
+
+	for (size_t at = 0; at < size; at += (size_t)n) {
+		n = recv(fd, payload + at, size - at, 0);
+		if (n <= 0)
+			return false;
+		sum = dray_crc32c(sum, payload + at, (size_t)n);
+	}
+	if (sum != wanted)
+		bench_die("other bytes have come");
+	return true;
+}
+
 static void middle(int fd)
 {
+	uint32_t sum = dray_crc32c(0, payload, size);
 	uint8_t request[REQUEST] = { 0 };
 
 	for (;;) {
 		await(request_fd);
 		send_all(fd, request, sizeof(request));
-		if (!receive_all(fd, payload, size))
+		if (check ? !receive_checked(fd, sum) : !receive_all(fd, payload, size))
 			return;
 		ring(answer_fd);
 	}
@@ -172,6 +193,7 @@ int main(int argc, char **argv)
 	static const struct option options[] = {
 		{ "size", required_argument, NULL, 's' },
 		{ "get", required_argument, NULL, 'g' },
+		{ "check", no_argument, NULL, 'c' },
 		{ 0 },
 	};
 	int option, redis = -1;
@@ -184,12 +206,15 @@ int main(int argc, char **argv)
 			size = bench_number(optarg);
 		else if (option == 'g')
 			port = (uint16_t)bench_number(optarg);
+		else if (option == 'c')
+			check = true;
 		else
 			return 2;
 	}
-	payload = calloc(1, size);
+	payload = malloc(size);
 	if (!payload || !size)
 		bench_die("wrong usage; see the head of ceiling_chain.c");
+	memset(payload, 1, size); /* pages of its own, where calloc() gives one of zeros for all */
 	bench_samples_init(&samples);
 	open_chain();
 	if (port) {

@@ -236,6 +236,11 @@ def cpu_seconds(*pids):
     return sum(int(f[11]) + int(f[12]) for f in fields) / os.sysconf("SC_CLK_TCK")
 
 
+def children(pid):
+    """Those of the main thread."""
+    return [int(child) for child in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def cpu_ns(pid):
     """Processor time of the current threads of a process; finer than clock ticks."""
     return sum(int((task / "schedstat").read_text().split()[0]) for task in pathlib.Path(f"/proc/{pid}/task").iterdir())

@@ -53,7 +53,10 @@ the time of the former, another one that of a transfer at once after it."""),
 memfds. The ceilings are memcpy in one thread; fio on the same file system, with the same sizes and depth; dray's own transfer of the same
 bytes without a checksum; redis; and Mooncake Store's client, whose segment is in another process. GETs beside dray's transfers and beside redis
 over TCP are those of one C program; those beside Mooncake are Python's on both sides, or C's here, and the processor time is that of all processes
-of a side. Mooncake's sockets have the kernel's default congestion control, here `bbr`, and dray's within a node `reno`. fio allocates the blocks of its files before its clock starts, unless it is told not to."""),
+of a side. Mooncake's sockets have the kernel's default congestion control, here `bbr`, and dray's within a node `reno`. The bare programs beside
+Mooncake ask for the same objects over TCP, with dray's congestion control, and receive them straight into their places: two processes, which is the
+least that any store needs; and three, because with agents the client wakes one up, which wakes the client up. Over 2 connections each processor here
+sends and receives what its own cache holds. fio allocates the blocks of its files before its clock starts, unless it is told not to."""),
     ("rdma", "Transport rdma, Soft-RoCE in the virtual machine", """\
 `make bench-vm`: two agents, and perftest with as many queue pairs and the same messages, over the same rails of one emulated guest
 with two processors. The work of the emulated processors for each packet limits both."""),
