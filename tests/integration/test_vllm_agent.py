@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """dray.vllm.agent: which agent an engine uses, and the life of a private one."""
 
+import contextlib
 import errno
 import os
 import pathlib
@@ -101,19 +102,62 @@ def test_private_agent_that_cannot_be_started_again_at_once(place, caplog, monke
         found.close()
 
 
+@contextlib.contextmanager
+def engine(place, then, *wrap):
+    """A process whose private agent is `found.private`, which prints the agent's process id and does `then`. Killed at the end."""
+    program = ("import os, sys, time, dray\nfrom dray.vllm import agent\nfrom dray.vllm.options import Options\n"
+               f"agent.DEFAULT_SOCKET = {str(place / 'default.sock')!r}\n"
+               f"found = agent.find(Options(), 'engine-3')\nprint(found.private.pid, flush=True)\n{then}\n")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(place / "site"), str(pathlib.Path(dray.__file__).parents[1])])}
+    with subprocess.Popen([*wrap, sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                          env=environment) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 @pytest.mark.skipif(not DRAYD.exists(), reason="the agent is not built")
 def test_private_agent_ends_with_a_killed_engine(place):
-    program = ("import sys, time\nfrom dray.vllm import agent\nfrom dray.vllm.options import Options\n"
-               f"agent.DEFAULT_SOCKET = {str(place / 'default.sock')!r}\n"
-               "print(agent.find(Options(), 'engine-3').private.pid, flush=True)\ntime.sleep(600)\n")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(place / "site"), str(pathlib.Path(dray.__file__).parents[1])])}
-    engine = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment)
-    pid = os.pidfd_open(int(engine.stdout.readline()))
-    engine.kill()
-    assert wait_exit(pid)
-    os.close(pid)
-    engine.wait()
-    engine.stdout.close()
+    with engine(place, "time.sleep(600)") as process:
+        pid = os.pidfd_open(int(process.stdout.readline()))
+        process.kill()
+        assert wait_exit(pid)
+        os.close(pid)
+
+
+def status(pid, key):
+    return next(line.split()[1] for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith(f"{key}:"))
+
+
+@pytest.mark.skipif(not DRAYD.exists(), reason="the agent is not built")
+@pytest.mark.parametrize("end", ["sys.exit()", "found.close()\n    os._exit(0)"])
+def test_private_agent_outlives_a_forked_child(place, end):
+    """The child sends the agent no signal: none is pending while the agent is stopped."""
+    with engine(place, f"input()\nif os.fork() == 0:\n    {end}\nos.wait()\nprint('forked', flush=True)\ninput()") as process:
+        pid = int(process.stdout.readline())
+        os.kill(pid, signal.SIGSTOP)
+        until(lambda: status(pid, "State") == "T", "the agent to stop")
+        print(file=process.stdin, flush=True)
+        assert process.stdout.readline() == "forked\n"
+        assert not int(status(pid, "ShdPnd"), 16) & 1 << signal.SIGTERM - 1
+
+
+@pytest.mark.skipif(not DRAYD.exists(), reason="the agent is not built")
+def test_a_forked_child_does_not_keep_the_lock(place):
+    """When the engine is killed, another process of it starts an agent, although the child runs on."""
+    with engine(place, "if os.fork() == 0:\n    print('forked', flush=True)\n    input()\ntime.sleep(600)") as process:
+        pid = os.pidfd_open(int(process.stdout.readline()))
+        assert process.stdout.readline() == "forked\n"
+        process.kill()
+        assert wait_exit(pid)
+        os.close(pid)
+        process.wait()
+        found = agents.find(Options(), "engine-3")
+        try:
+            assert found.private is not None
+        finally:
+            found.close()
 
 
 @pytest.mark.skipif(not DRAYD.exists(), reason="the agent is not built")

@@ -3,7 +3,7 @@
 
 All processes of an engine that call find() with the same engine id get the same socket. The first of
 them that takes the lock starts the private agent, supervises it in a thread, and ends it with itself.
-If that process is killed, the kernel ends the agent.
+If that process is killed, the kernel ends the agent. A forked child of that process has no part in this.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import signal
 import subprocess
 import tempfile
 import threading
+import weakref
 from dataclasses import dataclass
 
 from .. import errors
@@ -114,6 +115,7 @@ class PrivateAgent:
 
     def __init__(self, program: str, folder: pathlib.Path, options: Options, lock: int) -> None:
         self._folder, self._lock = folder, lock
+        _agents.add(self)
         (folder / "dray.sock").unlink(missing_ok=True)  # of an agent that was killed
         self._argv = [program, "--state-dir", str(folder / "state"), "--socket", str(folder / "dray.sock"),
                       "--control", str(folder / "control.sock"), "--set", "http.listen=none", "--set", "env.file=none",
@@ -207,7 +209,29 @@ class PrivateAgent:
             if self._thread.is_alive():
                 process.kill()
         self._thread.join()
-        os.close(self._lock)
+        self._unlock()
+
+    def _unlock(self) -> None:
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
+            os.close(lock)
+
+    def _forked(self) -> None:
+        """In a forked child: leaves the agent to the parent. The old lock and event may have been held by a thread of the parent."""
+        self._starting, self._stopping = threading.Lock(), threading.Event()
+        self._stopping.set()
+        self._unlock()
+
+
+_agents: weakref.WeakSet[PrivateAgent] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    for agent in list(_agents):
+        agent._forked()
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 def _die_with_parent() -> None:
