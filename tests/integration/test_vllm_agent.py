@@ -103,11 +103,11 @@ def test_private_agent_that_cannot_be_started_again_at_once(place, caplog, monke
 
 
 @contextlib.contextmanager
-def engine(place, then, *wrap):
+def engine(place, then, *wrap, options=""):
     """A process whose private agent is `found.private`, which prints the agent's process id and does `then`. Killed at the end."""
     program = ("import os, sys, time, dray\nfrom dray.vllm import agent\nfrom dray.vllm.options import Options\n"
                f"agent.DEFAULT_SOCKET = {str(place / 'default.sock')!r}\n"
-               f"found = agent.find(Options(), 'engine-3')\nprint(found.private.pid, flush=True)\n{then}\n")
+               f"found = agent.find(Options({options}), 'engine-3')\nprint(found.private.pid, flush=True)\n{then}\n")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(place / "site"), str(pathlib.Path(dray.__file__).parents[1])])}
     with subprocess.Popen([*wrap, sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                           env=environment) as process:
@@ -169,6 +169,25 @@ def test_options_of_the_private_agent(place, lab):
         assert "rdma.enable=false" in argv and "rdma.devices=none0" in argv
     finally:
         found.close()
+
+
+IPV6_ONLY = """ip link set lo up
+ip link add d0 type veth peer name d1
+ip link set d0 up
+ip link set d1 up
+ip -6 addr add 2001:db8::1/64 dev d0 nodad
+exec "$@"
+"""
+
+
+@pytest.mark.skipif(not DRAYD.exists(), reason="the agent is not built")
+def test_a_host_with_ipv6_only(place, lab):
+    lab.need_namespaces()
+    wrap = ["unshare", "--net", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]), "sh", "-ec", IPV6_ONLY, "sh"]
+    then = f"with dray.Client(found.socket, patience={LIMIT}) as client:\n    print(client.segment, flush=True)\n"
+    with engine(place, then, *wrap, options=f"key_file={str(lab.key)!r}") as process:
+        process.stdout.readline()
+        assert process.stdout.readline().startswith("[2001:db8::1]:")
 
 
 @pytest.mark.skipif(not DRAYD.exists(), reason="the agent is not built")

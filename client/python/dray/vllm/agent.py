@@ -18,6 +18,7 @@ import logging
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import tempfile
 import threading
@@ -110,6 +111,15 @@ def _folder(engine_id: str) -> pathlib.Path:
     return folder
 
 
+def _everywhere() -> str:
+    """Free ports on all addresses of the families that this host has."""
+    try:
+        socket.socket(socket.AF_INET6, socket.SOCK_STREAM).close()
+    except OSError:
+        return "0.0.0.0:0"
+    return "0.0.0.0:0,[::]:0"
+
+
 class PrivateAgent:
     """A drayd that runs as long as this process needs it."""
 
@@ -119,7 +129,7 @@ class PrivateAgent:
         (folder / "dray.sock").unlink(missing_ok=True)  # of an agent that was killed
         self._argv = [program, "--state-dir", str(folder / "state"), "--socket", str(folder / "dray.sock"),
                       "--control", str(folder / "control.sock"), "--set", "http.listen=none", "--set", "env.file=none",
-                      "--listen", "0.0.0.0:0" if options.key_file else "127.0.0.1:0"]
+                      "--listen", _everywhere() if options.key_file else "127.0.0.1:0"]
         if options.key_file:
             self._argv += ["--key-file", options.key_file]
         if options.devices:
