@@ -515,6 +515,48 @@ static void test_reply_of_many(void **state)
 	rig_kill(a);
 }
 
+static unsigned pending(const struct peer *peer)
+{
+	unsigned n = 0;
+
+	dray_list_for_each(&peer->requests, r, struct pending_request, link)
+		n++;
+	return n;
+}
+
+/* An owner that answers no ACQUIRE: acquisitions that expire leave a bounded number of requests behind. */
+static void test_unanswered(void **state)
+{
+	const struct pmsg_lease_result expired = { .code = DRAY_E_TOKEN_EXPIRED };
+	dray_auto(sd_event_unref) sd_event *e = loop();
+	struct rig *a = rig_start(e, 1, 10);
+	struct pmsg_token t = owner_token();
+	struct rig_import i;
+	struct peer *peer;
+	struct puppet p;
+	unsigned sent;
+
+	peer = owner_joined(&p, a);
+	for (unsigned k = 0; k < 40; k++) {
+		assert_int_equal(rig_use_token(a, &t, true, "127.0.0.1:9", 1, &i), 0);
+		assert_true(rig_until(e, i.done));
+		assert_int_equal(i.err.code, DRAY_E_TIMEOUT);
+		assert_in_range(pending(peer), 1, 16);
+	}
+	assert_true(dray_list_empty(&peer->unsent));
+	sent = pending(peer);
+	assert_true(rig_until(e, count(&p, PMSG_ACQUIRE) == sent));
+	/* an answer makes room for those that wait */
+	acquire(a, &t, "127.0.0.1:9", &i);
+	say_results(&p, &expired, 1);
+	assert_true(rig_until(e, count(&p, PMSG_ACQUIRE) == sent + 1));
+	say_results(&p, &expired, 1);
+	assert_true(rig_until(e, i.done));
+	assert_int_equal(i.err.code, DRAY_E_TOKEN_EXPIRED);
+	puppet_end(&p);
+	rig_kill(a);
+}
+
 /* All acquisitions of one turn are one message. */
 static void test_one_message(void **state)
 {
@@ -671,6 +713,7 @@ int main(void)
 		cmocka_unit_test(test_one_of_many),
 		cmocka_unit_test(test_overdue_together),
 		cmocka_unit_test(test_reply_of_many),
+		cmocka_unit_test(test_unanswered),
 		cmocka_unit_test(test_one_message),
 		cmocka_unit_test(test_old_owner),
 		cmocka_unit_test(test_broken_protocol),

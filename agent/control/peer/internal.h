@@ -187,6 +187,7 @@ struct peer {
 	struct dray_map fences;
 	struct idset grants;     /* that we hold from it */
 	struct dray_list unsent; /* imports of leases that the next ACQUIRE carries */
+	unsigned n_acquires;     /* in requests */
 	struct lease_offers offers;
 	struct stream_table streams;
 	struct peer_link *link; /* NULL before READY and after the workers released it */

@@ -5,7 +5,8 @@
  * The owner answers ACQUIRE for many leases at once: for each it sends LEASE_RANGES and LEASE_GRANTED, and at the end ACQUIRE_REPLY with the
  * codes. It sends the same LEASE_GRANTED unasked for a lease that its client grants at once. So at the importer both arrive as an offer.
  * An ACQUIRE that was sent before such a LEASE_GRANTED arrived is answered with that grant.
- * An acquisition takes the offer of its token. Without one it joins the next ACQUIRE, which is sent once in a turn of the loop.
+ * An acquisition takes the offer of its token. Without one it joins the next ACQUIRE, which is sent once in a turn of the loop. A peer has at
+ * most ACQUIRES_MAX to answer, so that one that answers none costs bounded memory: acquisitions beyond them wait, and expire, unsent.
  *
  * An offer is a grant that no remote uses: a fence of it is acknowledged here.
  */
@@ -22,6 +23,8 @@
 /* Leases in one ACQUIRE, and ranges in one LEASE_RANGES; within the limits of the protocol. */
 #define ACQUIRE_MAX 512
 #define RANGES_MAX 1000
+/* ACQUIREs that a peer has not answered. */
+#define ACQUIRES_MAX 16
 
 /* An acquisition that is answered so often with a grant that is gone fails: this agent may have declined them all. */
 #define TRIES 4
@@ -289,14 +292,23 @@ static void result_handle(struct peer *peer, struct import *i, const struct pmsg
 				"limits.lease_ranges_per_session or limits.grants_per_peer here"));
 }
 
+static void send_soon(struct peer *peer)
+{
+	dray_list_move(&peer->p->acquirers, &peer->acquirers_link);
+	peers_wake(peer->p);
+}
+
 static void acquire_done(struct peer *peer, struct pending_request *r, const struct dray_err *err,
 			 const union pmsg_body *m)
 {
 	struct acquisition *a dray_auto_free = r->acquisition;
 	struct peers *p = peer->p;
 
+	peer->n_acquires--;
 	if (err->code && peer->fsm.state == PEER_STATE_CLOSED)
 		return; /* imports_end() follows */
+	if (!dray_list_empty(&peer->unsent))
+		send_soon(peer);
 	if (!err->code && m->acquire_reply.results.n != a->n) {
 		peer_protocol_error(peer,
 				    dray_err_of(DRAY_E_PROTOCOL,
@@ -331,8 +343,7 @@ void acquire_soon(struct import *i)
 {
 	if (dray_list_empty(&i->unsent))
 		dray_list_add(&i->peer->unsent, &i->unsent);
-	dray_list_move(&i->p->acquirers, &i->peer->acquirers_link);
-	peers_wake(i->p);
+	send_soon(i->peer);
 }
 
 static bool can_ask(struct import *i)
@@ -377,33 +388,38 @@ static uint32_t add(struct import *i, uint8_t *wire, dray_handle *ret_id)
 static void flush_some(struct peer *peer)
 {
 	uint8_t wire[ACQUIRE_MAX * PMSG_LEASE_KEY_SIZE];
-	struct acquisition *a = malloc(sizeof(*a) + ACQUIRE_MAX * sizeof(a->imports[0]));
+	dray_handle ids[ACQUIRE_MAX];
 	union pmsg_body m = { .acquire = { { wire, 0 } } };
+	uint32_t *n = &m.acquire.leases.n;
+	struct acquisition *a;
 	struct import *i;
 
+	while (*n < ACQUIRE_MAX && (i = dray_list_pop(&peer->unsent, struct import, unsent)))
+		*n += add(i, wire + (size_t)*n * PMSG_LEASE_KEY_SIZE, &ids[*n]);
+	/* a callback may have closed the peer; then its imports have ended */
+	if (!*n || !peer_fsm_is_up(&peer->fsm))
+		return;
+	a = malloc(sizeof(*a) + *n * sizeof(ids[0]));
 	if (!a) {
 		no_memory(peer);
 		return;
 	}
-	a->n = 0;
-	while (a->n < ACQUIRE_MAX && (i = dray_list_pop(&peer->unsent, struct import, unsent)))
-		a->n += add(i, wire + (size_t)a->n * PMSG_LEASE_KEY_SIZE, &a->imports[a->n]);
-	m.acquire.leases.n = a->n;
-	/* a callback may have closed the peer; then its imports have ended */
-	if (!a->n || !peer_fsm_is_up(&peer->fsm))
-		free(a);
-	else if (!request_send(peer, &acquire_kind, -1,
-			       (struct pending_request){ .acquisition = a }, &m)) {
+	a->n = *n;
+	memcpy(a->imports, ids, *n * sizeof(ids[0]));
+	if (!request_send(peer, &acquire_kind, -1, (struct pending_request){ .acquisition = a },
+			  &m)) {
 		free(a);
 		no_memory(peer);
+		return;
 	}
+	peer->n_acquires++;
 }
 
 /* An ACQUIRE can be sent to the peer, and there is something to acquire. */
 static bool has_unsent(const struct peer *peer)
 {
-	return !dray_list_empty(&peer->unsent) && peer_fsm_is_up(&peer->fsm) &&
-	       peer->conn->phase == CONN_OPEN;
+	return !dray_list_empty(&peer->unsent) && peer->n_acquires < ACQUIRES_MAX &&
+	       peer_fsm_is_up(&peer->fsm) && peer->conn->phase == CONN_OPEN;
 }
 
 void acquires_send(struct peers *p)
