@@ -4,75 +4,90 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "lib/hash.h"
+#include "lib/random.h"
+
+/* A set without a seed gets one when an id takes that many steps. */
+#define STEPS_MAX 32
+
+/* One product gives the ids of a counter places of their own, in an order that processors predict. */
 static uint32_t place(const struct idset *m, uint64_t id)
 {
-	return (uint32_t)((id * 0x9e3779b97f4a7c15ULL) >> 32) & m->mask;
+	uint64_t h = m->seed ? dray_hash(m->seed, &id, sizeof(id)) :
+			       (id * 0x9e3779b97f4a7c15u) >> 32;
+
+	return (uint32_t)h & m->mask;
+}
+
+/* The slot of this id, or the free one where it belongs. */
+static struct idset_slot *walk(const struct idset *m, uint64_t id, uint32_t *ret_steps)
+{
+	uint32_t home = place(m, id), i = home;
+
+	while (m->slots[i].used && m->slots[i].id != id)
+		i = (i + 1) & m->mask;
+	*ret_steps = (i - home) & m->mask;
+	return &m->slots[i];
+}
+
+/* Moves all to slots of that number. False: no memory, nothing has changed. */
+static bool move(struct idset *m, uint32_t mask, uint64_t seed)
+{
+	struct idset moved = { .mask = mask, .n = m->n, .seed = seed };
+	uint32_t steps;
+
+	moved.slots = calloc((size_t)mask + 1, sizeof(*m->slots));
+	if (!moved.slots)
+		return false;
+	for (uint32_t i = 0; m->slots && i <= m->mask; i++)
+		if (m->slots[i].used)
+			*walk(&moved, m->slots[i].id, &steps) = m->slots[i];
+	free(m->slots);
+	*m = moved;
+	return true;
+}
+
+/* Without memory for it, the set stays slow. */
+static bool add_seed(struct idset *m, uint32_t steps)
+{
+	return steps > STEPS_MAX && !m->seed && move(m, m->mask, dray_random() | 1);
 }
 
 static struct idset_slot *find(struct idset *m, uint64_t id)
 {
-	if (!m->slots)
-		return NULL;
-	for (uint32_t i = place(m, id); m->slots[i].used; i = (i + 1) & m->mask)
-		if (m->slots[i].id == id)
-			return &m->slots[i];
-	return NULL;
+	uint32_t steps;
+	struct idset_slot *s = walk(m, id, &steps);
+
+	return add_seed(m, steps) ? walk(m, id, &steps) : s;
 }
 
 bool idset_has(struct idset *m, uint64_t id)
 {
-	return find(m, id) != NULL;
-}
-
-static void insert(struct idset *m, uint64_t id)
-{
-	uint32_t i = place(m, id);
-
-	while (m->slots[i].used)
-		i = (i + 1) & m->mask;
-	m->slots[i] = (struct idset_slot){ id, true };
-	m->n++;
-}
-
-static int grow(struct idset *m)
-{
-	struct idset old = *m;
-	uint32_t cap = old.slots ? (old.mask + 1) * 2 : 16;
-
-	m->slots = calloc(cap, sizeof(*m->slots));
-	if (!m->slots) {
-		*m = old;
-		return -ENOMEM;
-	}
-	m->mask = cap - 1;
-	m->n = 0;
-	for (uint32_t i = 0; old.slots && i <= old.mask; i++)
-		if (old.slots[i].used)
-			insert(m, old.slots[i].id);
-	free(old.slots);
-	return 0;
+	return m->slots && find(m, id)->used;
 }
 
 int idset_add(struct idset *m, uint64_t id)
 {
-	if (find(m, id))
-		return -EEXIST;
-	if (!m->slots || (m->n + 1) * 2 > m->mask) {
-		int ret = grow(m);
+	struct idset_slot *s = m->slots ? find(m, id) : NULL;
 
-		if (ret < 0)
-			return ret;
+	if (s && s->used)
+		return -EEXIST;
+	if (!s || (m->n + 1) * 2 > m->mask) {
+		if (!move(m, s ? m->mask * 2 + 1 : 15, m->seed))
+			return -ENOMEM;
+		s = find(m, id);
 	}
-	insert(m, id);
+	*s = (struct idset_slot){ id, true };
+	m->n++;
 	return 0;
 }
 
 bool idset_del(struct idset *m, uint64_t id)
 {
-	struct idset_slot *s = find(m, id);
+	struct idset_slot *s = m->slots ? find(m, id) : NULL;
 	uint32_t hole, i;
 
-	if (!s)
+	if (!s || !s->used)
 		return false;
 	/* close the gap, so that no later entry of the run is cut off from its place */
 	hole = (uint32_t)(s - m->slots);
@@ -86,6 +101,7 @@ bool idset_del(struct idset *m, uint64_t id)
 	}
 	m->slots[hole].used = false;
 	m->n--;
+	add_seed(m, (i - (uint32_t)(s - m->slots)) & m->mask);
 	return true;
 }
 

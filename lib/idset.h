@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Set of 64-bit ids, by open addressing. Unlike lib/map.h it needs no object to embed a node in, and allocates only
- * when it grows, never for an id that replaces another. Zeroed it is empty.
+ * when it grows, never for an id that replaces another. Clients and peers choose ids: a set whose ids
+ * lie close together gets a random seed. Zeroed it is empty.
  */
 #pragma once
 
@@ -16,6 +17,7 @@ struct idset_slot {
 struct idset {
 	struct idset_slot *slots;
 	uint32_t mask, n; /* slots - 1 (0 with slots NULL: none yet), ids */
+	uint64_t seed;    /* 0: none yet */
 };
 
 /* 0, -EEXIST, -ENOMEM. */
