@@ -7,47 +7,51 @@
 #include "agent/store/policy/internal.h"
 #include "lib/cleanup.h"
 
-#define WAYS 4
-#define SLOTS_MIN 256u
-#define SLOTS_MAX (1u << 31)
+#define SETS_MIN 64u
+#define SETS_MAX (1u << 29)
 
-static struct ghost_slot *set_of(const struct ghost *g, uint32_t tag)
+static struct ghost_set *set_of(const struct ghost *g, uint32_t tag)
 {
-	uint32_t at = policy_spread(tag) & (g->room - WAYS);
+	uint32_t at = policy_spread(tag) / GHOST_WAYS & (g->room - 1);
 
-	return &g->slots[at < g->n_slots ? at : at - g->room / 2];
+	return &g->sets[at < g->n_sets ? at : at - g->room / 2];
 }
 
-/* The slot of the tag, an empty one, or the oldest one. */
-static struct ghost_slot *slot_for(const struct ghost *g, uint32_t tag)
+/* The place of the tag in its set, of the first one that is empty, or of none: GHOST_WAYS. */
+static unsigned way_of(const struct ghost_set *set, uint32_t tag)
 {
-	struct ghost_slot *set = set_of(g, tag), *best = set;
+	unsigned i = 0;
 
-	for (unsigned i = 0; i < WAYS; i++) {
-		if (set[i].when && set[i].tag == tag)
-			return &set[i];
-		if (!set[i].when || (best->when && g->clock - set[i].when > g->clock - best->when))
-			best = &set[i];
+	while (i < GHOST_WAYS && set->uses[i] && set->tags[i] != tag)
+		i++;
+	return i;
+}
+
+static void take_out(struct ghost_set *set, unsigned i)
+{
+	for (; i + 1 < GHOST_WAYS; i++) {
+		set->tags[i] = set->tags[i + 1];
+		set->uses[i] = set->uses[i + 1];
 	}
-	return best;
+	set->uses[i] = 0;
 }
 
 /* Room for twice as many sets. The first ones are empty; a further one is set when it is divided off. */
 static bool double_room(struct ghost *g)
 {
-	uint32_t room = dray_max(g->room * 2, SLOTS_MIN);
-	struct ghost_slot *slots;
+	uint32_t room = dray_max(g->room * 2, SETS_MIN);
+	struct ghost_set *sets;
 
-	if (g->room == SLOTS_MAX)
+	if (g->room == SETS_MAX)
 		return false;
-	slots = realloc(g->slots, room * sizeof(struct ghost_slot));
-	if (!slots)
+	sets = realloc(g->sets, room * sizeof(struct ghost_set));
+	if (!sets)
 		return false;
 	if (!g->room) {
-		memset(slots, 0, room * sizeof(struct ghost_slot));
-		g->n_slots = room;
+		memset(sets, 0, room * sizeof(struct ghost_set));
+		g->n_sets = room;
 	}
-	g->slots = slots;
+	g->sets = sets;
 	g->room = room;
 	return true;
 }
@@ -55,50 +59,62 @@ static bool double_room(struct ghost *g)
 /* The set that comes next gets what is its own of the set that has it until now. */
 static void divide(struct ghost *g)
 {
-	struct ghost_slot *from = &g->slots[g->n_slots - g->room / 2], *to = &g->slots[g->n_slots];
+	struct ghost_set *from = &g->sets[g->n_sets - g->room / 2], *to = &g->sets[g->n_sets];
+	unsigned n = 0;
 
-	memset(to, 0, WAYS * sizeof(struct ghost_slot));
-	for (unsigned i = 0; i < WAYS; i++)
-		if (from[i].when && policy_spread(from[i].tag) & g->room / 2) {
-			to[i] = from[i];
-			from[i].when = 0;
+	memset(to, 0, sizeof(*to));
+	for (unsigned i = 0; i < GHOST_WAYS && from->uses[i];)
+		if (policy_spread(from->tags[i]) / GHOST_WAYS & g->room / 2) {
+			to->tags[n] = from->tags[i];
+			to->uses[n++] = from->uses[i];
+			take_out(from, i);
+		} else {
+			i++;
 		}
-	g->n_slots += WAYS;
+	g->n_sets++;
 }
 
 void ghost_reserve(struct ghost *g, uint32_t n)
 {
-	if (!g->slots && !double_room(g))
+	if (!g->sets && !double_room(g))
 		return;
-	/* a set for each new object, so that few objects come until all sets are divided */
-	do {
-		if (g->n_slots == g->room && (n <= g->room || !double_room(g)))
+	while (g->n_sets * GHOST_WAYS < n) {
+		if (g->n_sets == g->room && !double_room(g))
 			return;
 		divide(g);
-	} while (g->n_slots < n);
+	}
 }
 
 void ghost_deinit(struct ghost *g)
 {
-	free(g->slots);
-	*g = (struct ghost){ .slots = NULL };
+	free(g->sets);
+	*g = (struct ghost){ .sets = NULL };
 }
 
-void ghost_put(struct ghost *g, uint32_t tag, uint32_t uses)
+void ghost_put(struct ghost *g, uint32_t tag, uint16_t uses)
 {
-	if (!g->slots)
+	struct ghost_set *set;
+	unsigned i;
+
+	if (!g->sets)
 		return;
-	g->clock = g->clock == UINT32_MAX ? 1 : g->clock + 1;
-	*slot_for(g, tag) = (struct ghost_slot){ tag, g->clock, uses };
+	set = set_of(g, tag);
+	for (i = dray_min(way_of(set, tag), GHOST_WAYS - 1u); i; i--) {
+		set->tags[i] = set->tags[i - 1];
+		set->uses[i] = set->uses[i - 1];
+	}
+	set->tags[0] = tag;
+	set->uses[0] = uses;
 }
 
-bool ghost_take(struct ghost *g, uint32_t tag, uint32_t *ret_uses)
+bool ghost_take(struct ghost *g, uint32_t tag, uint16_t *ret_uses)
 {
-	struct ghost_slot *s = g->slots ? slot_for(g, tag) : NULL;
+	struct ghost_set *set = g->sets ? set_of(g, tag) : NULL;
+	unsigned i = set ? way_of(set, tag) : GHOST_WAYS;
 
-	if (!s || !s->when || s->tag != tag)
+	if (i == GHOST_WAYS || !set->uses[i])
 		return false;
-	*ret_uses = s->uses;
-	s->when = 0;
+	*ret_uses = set->uses[i];
+	take_out(set, i);
 	return true;
 }

@@ -9,20 +9,24 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#define GHOST_WAYS 4
+
 struct ghost {
-	struct ghost_slot {
-		uint32_t tag, when, uses; /* when: 0 in an empty slot */
-	} * slots;                        /* NULL: nothing is remembered */
-	uint32_t room;                    /* for slots, a power of two */
-	uint32_t n_slots;                 /* more than half of that */
-	uint32_t clock; /* objects remembered so far; starts again from 1 after its end */
+	/* The object remembered last is the first one. */
+	struct ghost_set {
+		uint32_t tags[GHOST_WAYS];
+		uint16_t uses[GHOST_WAYS]; /* 0: none, and none behind it */
+	} * sets;                          /* NULL: nothing is remembered */
+	uint32_t room;                     /* for sets, a power of two */
+	uint32_t n_sets;                   /* more than half of that */
 };
 
 /* Makes room for n. Without memory for it, objects are forgotten earlier. */
 void ghost_reserve(struct ghost *g, uint32_t n);
 void ghost_deinit(struct ghost *g);
 
-void ghost_put(struct ghost *g, uint32_t tag, uint32_t uses);
+/* uses: at least one. */
+void ghost_put(struct ghost *g, uint32_t tag, uint16_t uses);
 
 /* True: it was remembered, and is forgotten now. */
-bool ghost_take(struct ghost *g, uint32_t tag, uint32_t *ret_uses);
+bool ghost_take(struct ghost *g, uint32_t tag, uint16_t *ret_uses);

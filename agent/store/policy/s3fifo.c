@@ -45,7 +45,7 @@ static int reserve(struct policy *p, uint32_t n)
 
 static void add(struct policy *p, struct policy_entry *e)
 {
-	uint32_t uses;
+	uint16_t uses;
 
 	e->queue = ghost_take(&of(p)->ghost, e->tag, &uses) ? MAIN : SMALL;
 }
