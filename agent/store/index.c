@@ -11,7 +11,7 @@
 
 #define BUCKETS_MIN 64u
 #define BUCKETS_MAX (1u << 31)
-/* For each new object. With more than one the index has twice as many buckets long before there are twice as many objects. */
+/* For each new object: more than one, because there may be too few after a lack of memory. */
 #define DIVIDED 2
 
 /* Keys come from clients, so that each name space has a seed. */
@@ -78,14 +78,16 @@ static void divide(struct store_space *sp)
 	sp->n_buckets++;
 }
 
-/* Without memory for more buckets the index becomes slow. */
+/* Without memory for more buckets the index becomes slow, until there is some. */
 bool index_room(struct store_space *sp)
 {
-	if (sp->n_objects >= sp->n_slots && sp->n_buckets == sp->n_slots && !double_slots(sp))
-		return sp->n_buckets;
-	for (unsigned i = 0; i < DIVIDED && sp->n_buckets < sp->n_slots; i++)
-		divide(sp);
-	return true;
+	for (unsigned i = 0; i < DIVIDED && sp->n_objects >= sp->n_buckets; i++) {
+		if (sp->n_buckets == sp->n_slots && !double_slots(sp))
+			break;
+		if (sp->n_buckets < sp->n_slots)
+			divide(sp);
+	}
+	return sp->n_buckets;
 }
 
 void index_add(struct store_space *sp, struct store_object *o)
