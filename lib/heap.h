@@ -9,6 +9,7 @@
 struct dray_heap_node {
 	int64_t key;
 	uint32_t pos; /* in the heap, from 1; 0: in no heap */
+	uint32_t own; /* of the owner of the node: the heap leaves it alone */
 };
 
 struct dray_heap {

@@ -104,7 +104,7 @@ static void arrive(struct store *s, const struct arrival *v)
 	struct store_get *g = v->get;
 
 	if (v->right) {
-		count_arrival(sp, o->policy.bytes);
+		count_arrival(sp, object_bytes(o));
 		trace_object(sp, STORE_GET, (struct store_key){ o->key, o->key_n }, o,
 			     DMSG_STORE_STATUS_OK, DMSG_STORE_TIER_AGENT);
 	}
@@ -130,7 +130,7 @@ void store_arrive(struct store_arrivals *a)
 
 		if (!v->right)
 			memset(s->base + store_object_offset(v->object), 0,
-			       v->object->policy.bytes);
+			       object_bytes(v->object));
 		pthread_mutex_lock(&s->lock);
 		arrive(s, v);
 		pthread_mutex_unlock(&s->lock);

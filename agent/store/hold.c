@@ -35,7 +35,7 @@ static struct hold *hold_new(struct store_user *u, struct store_object *o)
 
 	if (!h)
 		return NULL;
-	h->bytes = room(o->policy.bytes);
+	h->bytes = room(object_bytes(o));
 	if (!charge(&u->account->budget, h->bytes)) {
 		free(h);
 		return NULL;
@@ -223,7 +223,7 @@ static struct dmsg_store_result pin(struct store_user *u, struct store_member *m
 
 	if (!o)
 		return r;
-	r.length = o->policy.bytes;
+	r.length = object_bytes(o);
 	r.tier = (uint16_t)item_tier(o);
 	/* without memory the object may be gone afterwards */
 	r.status = item_fetch(o, share);
@@ -270,7 +270,7 @@ void store_unpin(struct store_user *u, struct store_member *m, const struct stor
 
 		ret[i] = (struct dmsg_store_result){
 			.status = h ? DMSG_STORE_STATUS_OK : DMSG_STORE_STATUS_NOT_FOUND,
-			.length = h ? h->object->policy.bytes : 0,
+			.length = h ? object_bytes(h->object) : 0,
 		};
 		if (h)
 			hold_free(h);
@@ -343,7 +343,7 @@ static struct dmsg_store_place read_one(struct store_user *u, struct store_membe
 	}
 	p.status = DMSG_STORE_STATUS_OK;
 	p.wait_ms = 0;
-	p.length = o->policy.bytes;
+	p.length = object_bytes(o);
 	p.file = g->file;
 	p.file_bytes = g->part.bytes;
 	p.offset = (uint64_t)o->at.start * GRANULE;

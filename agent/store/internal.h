@@ -14,6 +14,8 @@
 
 /* Places of objects are multiples of this. */
 #define GRANULE 64u
+/* Places are counted in granules. */
+#define OBJECT_BYTES_MAX ((uint64_t)UINT32_MAX * GRANULE / 2)
 #define HUGE_PAGE (2ull << 20)
 /* Bytes of a checksum, about a millisecond, after which the thread of the store does what else there is to do. */
 #define SUM_TURN (4ull << 20)
@@ -70,7 +72,7 @@ struct sum_part {
 };
 
 /*
- * One allocation with its key: 104 bytes without it. LIVE ones are in the policy of their space's memory if they are
+ * One allocation with its key: 94 bytes without it. LIVE ones are in the policy of their space's memory if they are
  * resident, else in that of its disk.
  */
 struct store_object {
@@ -228,6 +230,11 @@ struct store {
 static inline struct store *store_of(const struct store_object *o)
 {
 	return o->member->space->store;
+}
+
+static inline uint64_t object_bytes(const struct store_object *o)
+{
+	return policy_bytes(&o->policy);
 }
 
 static inline uint32_t granules(uint64_t bytes)
@@ -396,7 +403,7 @@ static inline void trace_object(struct store_space *sp, enum store_operation ope
 				struct store_key key, const struct store_object *o,
 				enum dmsg_store_status status, enum dmsg_store_tier tier)
 {
-	trace(sp, operation, key, o ? o->policy.bytes : 0, o ? o->policy.cost : 0, status, tier);
+	trace(sp, operation, key, o ? object_bytes(o) : 0, o ? o->policy.cost : 0, status, tier);
 }
 
 /* verify.c */

@@ -47,12 +47,12 @@ static bool is_needed(const struct store_loan *l)
 static bool sum_go_on(struct summing *c, const struct store_object *o, uint64_t *turn)
 {
 	const uint8_t *p = store_of(o)->base + store_object_offset(o);
-	uint64_t n = dray_min(*turn, o->policy.bytes - c->at);
+	uint64_t n = dray_min(*turn, object_bytes(o) - c->at);
 
 	c->crc = dray_crc32c(c->crc, p + c->at, n);
 	c->at += n;
 	*turn -= n;
-	return c->at == o->policy.bytes;
+	return c->at == object_bytes(o);
 }
 
 /* The same, unless the checksum is known; it is from its end on. False: the turn is over. */
@@ -65,7 +65,7 @@ static bool object_sum(struct summing *c, struct store_object *o, uint64_t *turn
 	sum = *sum_part(o);
 	pthread_mutex_unlock(&s->lock);
 	if (sum.known) {
-		*c = (struct summing){ o->policy.bytes, sum.crc };
+		*c = (struct summing){ object_bytes(o), sum.crc };
 		return true;
 	}
 	if (!*turn || !sum_go_on(c, o, turn))
@@ -119,7 +119,7 @@ static void count_lent(const struct store_object *o, uint64_t bytes)
 static void give_back(struct store_loan *l, struct loan_item *i)
 {
 	struct store_object *o = i->get.object;
-	uint64_t bytes = o ? room(o->policy.bytes) : 0;
+	uint64_t bytes = o ? room(object_bytes(o)) : 0;
 
 	if (!o)
 		return;
@@ -178,14 +178,14 @@ static uint64_t owner_lends_most(const struct store_object *o, bool hold)
 
 static bool owner_lends(const struct store_object *o, bool hold)
 {
-	return o->member->account->store_lent + room(o->policy.bytes) <= owner_lends_most(o, hold);
+	return o->member->account->store_lent + room(object_bytes(o)) <= owner_lends_most(o, hold);
 }
 
 /* *ret_never: the object is too large for any lease. */
 static bool may_lend(const struct store_loan *l, const struct store_object *o, uint64_t most,
 		     bool *ret_never)
 {
-	uint64_t bytes = room(o->policy.bytes);
+	uint64_t bytes = room(object_bytes(o));
 
 	*ret_never = bytes > owner_lends_most(o, l->hold) ||
 		     bytes > store_lend_most(l->store) / (l->hold ? 2 : 1);
@@ -217,10 +217,10 @@ static void lend_one(struct store_loan *l, struct store_space *sp, struct store_
 	g->status = item_get(o, &l->wait, g);
 	if (g->status)
 		return;
-	l->bytes += room(o->policy.bytes);
-	count_lent(o, room(o->policy.bytes));
+	l->bytes += room(object_bytes(o));
+	count_lent(o, room(object_bytes(o)));
 	t->lent_objects++;
-	t->lent_bytes += o->policy.bytes;
+	t->lent_bytes += object_bytes(o);
 }
 
 int store_lend(struct store *s, const struct store_asker *who, const struct store_key *keys,
@@ -290,20 +290,20 @@ static enum dmsg_store_status find_hold(struct store *s, struct dray_str space,
 
 	if (!o)
 		return DMSG_STORE_STATUS_NOT_FOUND;
-	if (o->policy.bytes > most || item_tier(o) != DMSG_STORE_TIER_MEMORY ||
-	    !finder_may_hold(s, *held, room(o->policy.bytes)) || !owner_lends(o, false))
+	if (object_bytes(o) > most || item_tier(o) != DMSG_STORE_TIER_MEMORY ||
+	    !finder_may_hold(s, *held, room(object_bytes(o))) || !owner_lends(o, false))
 		return DMSG_STORE_STATUS_BUSY;
 	status = item_get(o, NULL, &g);
 	if (status)
 		return status;
 	f->object = g.object;
 	f->held = held;
-	*held += room(o->policy.bytes);
-	count_lent(o, room(o->policy.bytes));
+	*held += room(object_bytes(o));
+	count_lent(o, room(object_bytes(o)));
 	s->totals.lent_objects++;
-	s->totals.lent_bytes += o->policy.bytes;
+	s->totals.lent_bytes += object_bytes(o);
 	f->p = s->base + store_object_offset(o);
-	f->bytes = o->policy.bytes;
+	f->bytes = object_bytes(o);
 	f->cost_us = cost_of(o);
 	return status;
 }
@@ -333,8 +333,8 @@ void store_lent_end(struct store_lent *f)
 	struct store *s = store_of(o);
 
 	pthread_mutex_lock(&s->lock);
-	*f->held -= room(o->policy.bytes);
-	count_lent(o, 0 - room(o->policy.bytes));
+	*f->held -= room(object_bytes(o));
+	count_lent(o, 0 - room(object_bytes(o)));
 	item_put(o);
 	pthread_mutex_unlock(&s->lock);
 }
@@ -369,7 +369,7 @@ struct store_loan_key store_loan_key(const struct store_loan *l, uint32_t i)
 		return k;
 	k.offset = store_object_offset(o);
 	k.segment = store_object_segment(o);
-	k.bytes = o->policy.bytes;
+	k.bytes = object_bytes(o);
 	k.crc = item->crc;
 	k.cost_us = cost_of(o);
 	return k;

@@ -7,6 +7,8 @@
 #include "agent/store/internal.h"
 #include "schema/gen/errors.h"
 
+_Static_assert(OBJECT_BYTES_MAX <= POLICY_BYTES_MAX, "the policy has its size");
+
 /* Evictions by one PUT, for the number of objects, that give its owner no room. */
 #define VAIN_MAX 16
 
@@ -39,7 +41,7 @@ struct store_object *item_find(struct store_space *sp, struct store_key key)
 static void count_memory(struct store_object *o, bool enters)
 {
 	struct store_space *sp = o->member->space;
-	uint64_t n = enters ? o->policy.bytes : 0 - o->policy.bytes;
+	uint64_t n = enters ? object_bytes(o) : 0 - object_bytes(o);
 
 	sp->memory_objects += enters ? 1 : UINT64_MAX;
 	sp->bytes += n;
@@ -54,7 +56,7 @@ void count_unsaved(struct store_object *o, bool enters)
 	if (o->copy)
 		return;
 	t->unsaved_objects += enters ? 1 : UINT64_MAX;
-	t->unsaved_bytes += enters ? o->policy.bytes : 0 - o->policy.bytes;
+	t->unsaved_bytes += enters ? object_bytes(o) : 0 - object_bytes(o);
 }
 
 void item_list(struct store_object *o)
@@ -90,7 +92,7 @@ static void count_idle(struct store_object *o, bool more)
 int item_enter(struct store_object *o)
 {
 	struct policy_entry *e = &o->policy;
-	int r = policy_add(policy_of(o), e, e->bytes, e->cost > 0 ? e->cost : 1, e->tag);
+	int r = policy_add(policy_of(o), e, policy_bytes(e), e->cost > 0 ? e->cost : 1, e->tag);
 
 	if (r >= 0)
 		count_idle(o, true);
@@ -153,7 +155,7 @@ static void place_free(struct store_object *o)
 	struct store_member *m = o->member;
 
 	memory_free(m->space, o);
-	budget_put(&m->account->budget, RESOURCE_STORE_BYTES, room(o->policy.bytes));
+	budget_put(&m->account->budget, RESOURCE_STORE_BYTES, room(object_bytes(o)));
 	o->resident = false;
 }
 
@@ -194,7 +196,7 @@ static void count_eviction(struct store_object *o)
 	sp->evictions++;
 	sp->evicted_cost_us += (uint64_t)o->policy.cost;
 	sp->store->totals.evictions++;
-	sp->store->totals.evicted_bytes += o->policy.bytes;
+	sp->store->totals.evicted_bytes += object_bytes(o);
 	sp->store->totals.evicted_cost_us += (uint64_t)o->policy.cost;
 }
 
@@ -440,7 +442,7 @@ static enum dmsg_store_status put_begin(struct store_member *m, struct store_key
 			item_own(o);
 		return DMSG_STORE_STATUS_EXISTS;
 	}
-	if (bytes > sp->store->cfg.bytes || bytes > UINT32_MAX * (uint64_t)GRANULE / 2 ||
+	if (bytes > sp->store->cfg.bytes || bytes > OBJECT_BYTES_MAX ||
 	    room(bytes) > budget_limit(&m->account->budget, RESOURCE_STORE_BYTES))
 		return DMSG_STORE_STATUS_TOO_LARGE;
 	if (!charge_new(m, room(bytes)))
@@ -457,7 +459,7 @@ static enum dmsg_store_status put_begin(struct store_member *m, struct store_key
 	o->state = OBJECT_WRITING;
 	o->resident = true;
 	o->prefers = kind == PUT_PREFER;
-	o->policy.bytes = bytes;
+	policy_set_bytes(&o->policy, bytes);
 	o->policy.cost = (float)cost_us;
 	o->policy.tag = h;
 	*ret = o;
@@ -602,7 +604,7 @@ static bool may_load(const struct store_member *m, uint64_t bytes)
 
 static void read_begin(struct store_object *o, struct turns_share *share)
 {
-	o->member->account->store_loading += room(o->policy.bytes);
+	o->member->account->store_loading += room(object_bytes(o));
 	o->loading = true;
 	o->unread = false;
 	item_hold(o);
@@ -614,7 +616,7 @@ static enum dmsg_store_status load(struct store_object *o, bool may_evict,
 {
 	struct store_member *m = o->member;
 	struct store_space *sp = m->space;
-	uint64_t bytes = room(o->policy.bytes);
+	uint64_t bytes = room(object_bytes(o));
 	enum dmsg_store_status no_room = may_evict ? DMSG_STORE_STATUS_BUSY :
 						     DMSG_STORE_STATUS_NOT_TRIED;
 
@@ -754,7 +756,7 @@ enum dmsg_store_status store_get_end(struct store_get *g)
 
 uint64_t store_object_bytes(const struct store_object *o)
 {
-	return o->policy.bytes;
+	return object_bytes(o);
 }
 
 dray_handle store_object_segment(const struct store_object *o)
@@ -779,7 +781,7 @@ void store_exists(struct store_member *m, const struct store_key *keys, uint32_t
 		ret[i] = (struct dmsg_store_result){
 			.status = o ? DMSG_STORE_STATUS_OK : DMSG_STORE_STATUS_NOT_FOUND,
 			.tier = (uint16_t)item_tier(o),
-			.length = o ? o->policy.bytes : 0,
+			.length = o ? object_bytes(o) : 0,
 		};
 		trace_object(m->space, STORE_EXISTS, keys[i], o,
 			     (enum dmsg_store_status)ret[i].status, item_tier(o));
@@ -799,7 +801,7 @@ void store_remove(struct store_member *m, const struct store_key *keys, uint32_t
 		tier_key_changed(m->space, keys[i]);
 		ret[i] = (struct dmsg_store_result){
 			.status = o ? DMSG_STORE_STATUS_OK : DMSG_STORE_STATUS_NOT_FOUND,
-			.length = o ? o->policy.bytes : 0,
+			.length = o ? object_bytes(o) : 0,
 		};
 		trace_object(m->space, STORE_REMOVE, keys[i], o,
 			     (enum dmsg_store_status)ret[i].status, item_tier(o));

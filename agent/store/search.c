@@ -87,8 +87,8 @@ static bool fits(const struct store_object *o)
 	const struct budget_account *a = &o->member->account->budget;
 	uint64_t used = atomic_load(&a->of[RESOURCE_STORE_BYTES].used);
 
-	return used + room(o->policy.bytes) <= budget_limit(a, RESOURCE_STORE_BYTES) &&
-	       room(o->policy.bytes) <= store_of(o)->cfg.bytes;
+	return used + room(object_bytes(o)) <= budget_limit(a, RESOURCE_STORE_BYTES) &&
+	       room(object_bytes(o)) <= store_of(o)->cfg.bytes;
 }
 
 static void look_at(struct store_search *q, struct store_object *o)
@@ -103,7 +103,7 @@ static void look_at(struct store_search *q, struct store_object *o)
 		q->left_out = true;
 		return;
 	}
-	*f = (struct store_found){ .bytes = o->policy.bytes,
+	*f = (struct store_found){ .bytes = object_bytes(o),
 				   .cost_us = (uint64_t)o->policy.cost,
 				   .uses = o->policy.uses,
 				   .worth = worth,
@@ -168,7 +168,7 @@ struct store_loaded store_search_load(const struct store_search *q, uint64_t byt
 
 		if (status == DMSG_STORE_STATUS_OK) {
 			ret.objects++;
-			ret.bytes += o->policy.bytes;
+			ret.bytes += object_bytes(o);
 		}
 		ret.full |= status == DMSG_STORE_STATUS_NOT_TRIED;
 		ret.waits |= status == DMSG_STORE_STATUS_BUSY;

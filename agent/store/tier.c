@@ -99,7 +99,7 @@ static bool is_newer(const struct store_space *sp, struct store_key key)
 void tier_count(struct store_object *o, bool enters)
 {
 	struct store_space *sp = o->member->space;
-	uint64_t n = enters ? o->policy.bytes : 0 - o->policy.bytes, one = enters ? 1 : UINT64_MAX;
+	uint64_t n = enters ? object_bytes(o) : 0 - object_bytes(o), one = enters ? 1 : UINT64_MAX;
 
 	disk_part(o)->on_disk = enters;
 	if (o->state == OBJECT_LIVE)
@@ -116,7 +116,7 @@ static bool take_room(struct store_object *o)
 	struct dray_err err = DRAY_ERR_NULL;
 
 	return budget_take(&o->member->account->budget, RESOURCE_STORE_DISK_BYTES,
-			   disk_blocks(o->policy.bytes), &err) == 0;
+			   disk_blocks(object_bytes(o)), &err) == 0;
 }
 
 /*
@@ -126,7 +126,7 @@ static bool take_room(struct store_object *o)
 static bool restore_room(struct store_object *o)
 {
 	return budget_restore(&o->member->account->budget, RESOURCE_STORE_DISK_BYTES,
-			      disk_blocks(o->policy.bytes));
+			      disk_blocks(object_bytes(o)));
 }
 
 /* The same for an object that was not there before. */
@@ -145,13 +145,13 @@ static bool restore(struct store_object *o)
 void tier_return_room(struct store_object *o)
 {
 	budget_put(&o->member->account->budget, RESOURCE_STORE_DISK_BYTES,
-		   disk_blocks(o->policy.bytes));
+		   disk_blocks(object_bytes(o)));
 }
 
 uint64_t tier_evict(struct store_space *sp)
 {
 	struct policy_entry *e = policy_victim(sp->disk_policy);
-	uint64_t bytes = e ? disk_blocks(e->bytes) : 0;
+	uint64_t bytes = e ? disk_blocks(policy_bytes(e)) : 0;
 
 	if (!e)
 		return 0;
@@ -177,11 +177,11 @@ static bool evict_for(struct store_object *o)
 
 int tier_take_room(struct store_object *o, unsigned *turn)
 {
-	if (disk_blocks(o->policy.bytes) >
+	if (disk_blocks(object_bytes(o)) >
 	    budget_limit(&o->member->account->budget, RESOURCE_STORE_DISK_BYTES))
 		return -ENOSPC;
 	while (!budget_try(&o->member->account->budget, RESOURCE_STORE_DISK_BYTES,
-			   disk_blocks(o->policy.bytes))) {
+			   disk_blocks(object_bytes(o)))) {
 		if (!*turn)
 			return -EAGAIN;
 		--*turn;
@@ -385,7 +385,7 @@ static bool is_found_of(struct store_object *o, const struct store_member *m, ui
 	if (!o->copy || o->forwards)
 		return false;
 	/* the owner is part of what the disk's checksum covers */
-	if (o->member != m || o->policy.bytes != bytes || !restore_room(o)) {
+	if (o->member != m || object_bytes(o) != bytes || !restore_room(o)) {
 		/* it is written instead */
 		item_own(o);
 		return false;
@@ -407,7 +407,7 @@ static int object_add(struct store_member *m, struct store_key key, uint64_t byt
 		return -ENOMEM;
 	o->member = m;
 	o->state = OBJECT_LIVE;
-	o->policy.bytes = bytes;
+	policy_set_bytes(&o->policy, bytes);
 	o->policy.cost = cost;
 	o->policy.tag = item_hash(sp, key);
 	if (!restore(o)) {
@@ -435,7 +435,7 @@ static int object_found(struct store *s, const struct name *n, uint64_t bytes, f
 	struct store_object *o;
 	int r = member_found(s, n, &m);
 
-	if (!m || is_newer(m->space, n->key))
+	if (!m || bytes > OBJECT_BYTES_MAX || is_newer(m->space, n->key))
 		return r;
 	o = item_find(m->space, n->key);
 	if (!o)

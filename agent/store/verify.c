@@ -160,7 +160,7 @@ static void object_end(struct store_verify *v, enum disk_result result)
 	o = sp ? begun(v, sp) : NULL;
 	if (o) {
 		a->objects++;
-		a->bytes += o->policy.bytes;
+		a->bytes += object_bytes(o);
 	}
 	if (o && result == DISK_CORRUPT)
 		tier_damaged(o);

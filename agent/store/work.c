@@ -42,7 +42,7 @@ void works_kick(struct tier *t)
 static uint64_t work_bytes(struct disk_part *p)
 {
 	return p->work == WORK_READ || p->work == WORK_WRITE ?
-		       disk_blocks(object_of_part(p)->policy.bytes) :
+		       disk_blocks(object_bytes(object_of_part(p))) :
 		       0;
 }
 
@@ -80,7 +80,7 @@ bool work_write(struct store_object *o)
 {
 	struct store *s = store_of(o);
 	struct tier *t = s->tier;
-	uint64_t bytes = disk_blocks(o->policy.bytes), limit = s->cfg.bytes / 4;
+	uint64_t bytes = disk_blocks(object_bytes(o)), limit = s->cfg.bytes / 4;
 
 	if (t->down || (t->pending && t->pending + bytes > limit))
 		return false;
@@ -97,7 +97,7 @@ void work_read(struct store_object *o, struct turns_share *share)
 	struct tier *t = s->tier;
 
 	disk_part(o)->work = WORK_READ;
-	if (turns_add(&t->turns, share, &disk_part(o)->link, disk_blocks(o->policy.bytes),
+	if (turns_add(&t->turns, share, &disk_part(o)->link, disk_blocks(object_bytes(o)),
 		      t->turn_bytes)) {
 		s->totals.disk_turns++;
 		s->totals.disk_batches += share->n == 1;
@@ -111,7 +111,7 @@ static void write_end(struct store_object *o, bool written)
 {
 	struct store *s = store_of(o);
 
-	s->tier->pending -= disk_blocks(o->policy.bytes);
+	s->tier->pending -= disk_blocks(object_bytes(o));
 	disk_part(o)->work = WORK_NONE;
 	if (written)
 		tier_count(o, true);
@@ -139,7 +139,7 @@ static void tell_waiters(struct store_object *o, enum dmsg_store_status status)
 static void read_end(struct store_object *o, enum disk_result result)
 {
 	o->loading = false;
-	o->member->account->store_loading -= room(o->policy.bytes);
+	o->member->account->store_loading -= room(object_bytes(o));
 	disk_part(o)->work = WORK_NONE;
 	tell_waiters(o, result == DISK_OK      ? DMSG_STORE_STATUS_OK :
 			result == DISK_CORRUPT ? DMSG_STORE_STATUS_CORRUPT :
@@ -356,7 +356,7 @@ static void pump(struct store *s)
 		uint8_t work = disk_part(op->object)->work;
 
 		if (work == WORK_WRITE)
-			disk_write(t->disk, &op->request, op->object->policy.bytes);
+			disk_write(t->disk, &op->request, object_bytes(op->object));
 		else if (work == WORK_READ)
 			disk_read(t->disk, &op->request);
 		else

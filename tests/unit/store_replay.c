@@ -22,7 +22,7 @@ static void make_room(struct tier *t, uint64_t bytes)
 		dray_assert(e);
 		policy_remove(t->policy, e, true);
 		t->in[e - t->entries] = false;
-		t->bytes -= e->bytes;
+		t->bytes -= policy_bytes(e);
 		t->result.evictions++;
 	}
 }

@@ -66,7 +66,7 @@ static void enter(struct policy *p, struct policy_entry *e, bool first)
 		return;
 	}
 	policy_list_add(&of(p)->new, &e->link, first);
-	of(p)->new_bytes += e->bytes;
+	of(p)->new_bytes += policy_bytes(e);
 }
 
 static void leave(struct policy *p, struct policy_entry *e)
@@ -76,7 +76,7 @@ static void leave(struct policy *p, struct policy_entry *e)
 		return;
 	}
 	dray_list_del(&e->link);
-	of(p)->new_bytes -= e->bytes;
+	of(p)->new_bytes -= policy_bytes(e);
 }
 
 static void use(struct policy *p, struct policy_entry *e)

@@ -54,7 +54,8 @@ int policy_add(struct policy *p, struct policy_entry *e, uint64_t bytes, float c
 
 	if (r < 0)
 		return r;
-	*e = (struct policy_entry){ .bytes = bytes, .cost = cost, .tag = tag, .uses = 1 };
+	*e = (struct policy_entry){ .cost = cost, .tag = tag, .uses = 1 };
+	policy_set_bytes(e, bytes);
 	p->n++;
 	if (p->ops->add)
 		p->ops->add(p, e);
@@ -120,7 +121,7 @@ uint32_t policy_spread(uint32_t tag)
 
 double policy_worth(const struct policy_entry *e)
 {
-	return e->uses * (double)e->cost / (double)e->bytes;
+	return e->uses * (double)e->cost / (double)policy_bytes(e);
 }
 
 /* Numbers of IEEE 754 have the order of their bits if they are not negative, and the reverse order if they are. */

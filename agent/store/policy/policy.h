@@ -25,24 +25,33 @@ enum policy_kind {
 	POLICY_KIND_N
 };
 
-/* In an object. The policy owns all fields; bytes, cost and uses may be read. */
+/* In an object, of which there are millions. The policy owns all fields; cost, tag and uses may be read. */
 struct policy_entry {
+	uint32_t tag;
+	float cost;
+	uint32_t bytes_low; /* policy_bytes() has both parts */
+	uint32_t bytes_high : 8;
+	uint32_t uses : 16; /* the addition is one */
+	uint32_t used : 2;  /* lately, in the policy's own measure */
+	uint32_t queue : 1;
+	uint32_t held : 1;
+	uint32_t used_since : 1;  /* it was used since it was held */
 	struct dray_list recency; /* of POLICY_VALUE */
 	union {
 		struct dray_list link;
 		struct dray_heap_node node;
 	};
-	uint64_t bytes;
-	float cost;
-	uint32_t tag;
-	uint32_t used; /* lately, in the policy's own measure */
-	uint16_t uses; /* the addition is one */
-	uint8_t queue;
-	bool held : 1;
-	bool used_since : 1; /* it was used since it was held */
 };
 
+static inline uint64_t policy_bytes(const struct policy_entry *e)
+{
+	return (uint64_t)e->bytes_high << 32 | e->bytes_low;
+}
+
 struct policy;
+
+/* Bytes of an object at most. */
+#define POLICY_BYTES_MAX ((1ull << 40) - 1)
 
 /* capacity: bytes of the tier. 0 or -ENOMEM. */
 int policy_new(struct policy **ret, enum policy_kind kind, uint64_t capacity);
@@ -58,6 +67,13 @@ const char *policy_name(enum policy_kind kind);
  * policy knows the object again after an eviction; a key always has the same tag. 0, or -ENOMEM and nothing was added.
  */
 int policy_add(struct policy *p, struct policy_entry *e, uint64_t bytes, float cost, uint32_t tag);
+
+/* The size of an object; also before its addition, where the owner may keep it. */
+static inline void policy_set_bytes(struct policy_entry *e, uint64_t bytes)
+{
+	e->bytes_low = (uint32_t)bytes;
+	e->bytes_high = (uint8_t)(bytes >> 32);
+}
 
 /* The object was read. It may be held. */
 void policy_use(struct policy *p, struct policy_entry *e);

@@ -54,14 +54,14 @@ static void enter(struct policy *p, struct policy_entry *e, bool first)
 {
 	policy_list_add(&of(p)->queues[e->queue], &e->link, first);
 	if (e->queue == SMALL)
-		of(p)->small_bytes += e->bytes;
+		of(p)->small_bytes += policy_bytes(e);
 }
 
 static void leave(struct policy *p, struct policy_entry *e)
 {
 	dray_list_del(&e->link);
 	if (e->queue == SMALL)
-		of(p)->small_bytes -= e->bytes;
+		of(p)->small_bytes -= policy_bytes(e);
 }
 
 static void use(struct policy *p, struct policy_entry *e)

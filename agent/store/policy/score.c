@@ -21,24 +21,24 @@ static struct score *of(struct policy *p)
 	return (struct score *)p;
 }
 
-/* used: the place in the ring, from 1; 0: none. */
+/* node.own: the place in the ring, from 1; 0: none. */
 static uint32_t clock_of(struct score *s, const struct policy_entry *e)
 {
-	return e->used ? CLOCK_MAX - (s->now + RECENT - (e->used - 1)) % RECENT / DECAY : 0;
+	return e->node.own ? CLOCK_MAX - (s->now + RECENT - (e->node.own - 1)) % RECENT / DECAY : 0;
 }
 
 static void enter(struct policy *p, struct policy_entry *e, bool first)
 {
 	double uses = e->uses + clock_of(of(p), e);
 
-	policy_heap_set(p, e, uses * (double)e->cost / (double)e->bytes);
+	policy_heap_set(p, e, uses * (double)e->cost / (double)policy_bytes(e));
 }
 
 static void forget(struct score *s, struct policy_entry *e)
 {
-	if (e->used)
-		s->recent[e->used - 1] = NULL;
-	e->used = 0;
+	if (e->node.own)
+		s->recent[e->node.own - 1] = NULL;
+	e->node.own = 0;
 }
 
 static void order(struct policy *p, struct policy_entry *e)
@@ -60,7 +60,7 @@ static void advance(struct policy *p, struct policy_entry *e)
 		order(p, last);
 	forget(s, e);
 	s->recent[s->now] = e;
-	e->used = s->now + 1;
+	e->node.own = s->now + 1;
 	for (uint32_t age = DECAY; age < RECENT; age += DECAY)
 		order(p, s->recent[(s->now + RECENT - age) % RECENT]);
 }

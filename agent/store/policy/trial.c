@@ -55,7 +55,7 @@ static void take_out(struct trial *t, struct trial_object *o, unsigned i, bool e
 	if (!o->in[i])
 		return;
 	o->in[i] = false;
-	t->parties[i].bytes -= o->entries[i].bytes;
+	t->parties[i].bytes -= policy_bytes(&o->entries[i]);
 	policy_remove(t->parties[i].policy, &o->entries[i], evicted);
 }
 

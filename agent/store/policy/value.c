@@ -43,7 +43,7 @@ static int reserve(struct policy *p, uint32_t n)
 static void add(struct policy *p, struct policy_entry *e)
 {
 	policy_merit.add(of(p)->merit, e);
-	trial_request(&of(p)->trial, e->bytes, e->cost, e->tag);
+	trial_request(&of(p)->trial, policy_bytes(e), e->cost, e->tag);
 }
 
 static void enter(struct policy *p, struct policy_entry *e, bool first)
@@ -63,7 +63,7 @@ static void use(struct policy *p, struct policy_entry *e)
 	if (!e->held)
 		dray_list_move(&of(p)->recency, &e->recency);
 	policy_merit.use(of(p)->merit, e);
-	trial_request(&of(p)->trial, e->bytes, e->cost, e->tag);
+	trial_request(&of(p)->trial, policy_bytes(e), e->cost, e->tag);
 }
 
 static struct policy_entry *victim(struct policy *p)
