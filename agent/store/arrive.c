@@ -113,8 +113,8 @@ static void arrive(struct store *s, const struct arrival *v)
 	/* else it ends with the GET */
 	if (!v->right || !s->cfg.keep_copies || !item_appear(o))
 		o->state = OBJECT_GONE;
-	else if (s->cfg.lend)
-		*sum_part(o) = (struct sum_part){ v->crc, true };
+	else
+		object_set_crc(o, v->crc);
 	g->object = o;
 	g->tier = DMSG_STORE_TIER_AGENT;
 	g->status = v->right ? DMSG_STORE_STATUS_OK : DMSG_STORE_STATUS_CORRUPT;

@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "agent/store/slab.h"
 #include "agent/store/store.h"
 #include "lib/cleanup.h"
 #include "lib/handle.h"
@@ -65,22 +66,18 @@ struct disk_part {
 	uint16_t seen; /* by the verification of this number */
 };
 
-/* What an object has more if other agents may read it: it lies in front of all else. */
-struct sum_part {
-	uint32_t crc; /* CRC-32C of its bytes */
-	bool known;
-};
-
 /*
- * One allocation with its key: 94 bytes without it. LIVE ones are in the policy of their space's memory if they are
- * resident, else in that of its disk.
+ * One block with its key, whose size docs/store.md tells users (object.c checks it). LIVE ones are in the policy of their space's memory if
+ * they are resident, else in that of its disk.
  */
 struct store_object {
 	struct store_object *next;  /* in its bucket */
 	struct policy_entry policy; /* and its bytes, cost, and hash of its key */
 	struct extent at;
 	struct store_member *member; /* who has put it */
-	uint32_t holds;
+	uint32_t holds : 31;
+	uint32_t has_crc : 1;
+	uint32_t crc;         /* CRC-32C of its bytes, for other agents */
 	uint8_t state : 2;    /* enum object_state */
 	uint8_t forwards : 1; /* it is on its way to another agent, for a PUT (forward.c) */
 	uint8_t prefers : 1;  /* and stays if that does not take it */
@@ -202,6 +199,7 @@ struct store {
 	pthread_mutex_t lock;
 	struct dray_jobs *jobs;
 	struct dray_list spaces;
+	struct slabs objects;
 	uint8_t *base; /* of the reserved addresses */
 	uint64_t reserved;
 	struct segment **slots;
@@ -235,6 +233,12 @@ static inline struct store *store_of(const struct store_object *o)
 static inline uint64_t object_bytes(const struct store_object *o)
 {
 	return policy_bytes(&o->policy);
+}
+
+static inline void object_set_crc(struct store_object *o, uint32_t crc)
+{
+	o->crc = crc;
+	o->has_crc = true;
 }
 
 static inline uint32_t granules(uint64_t bytes)
@@ -425,13 +429,6 @@ void flush_restart(struct store *s);
 static inline struct disk_part *disk_part(struct store_object *o)
 {
 	return (struct disk_part *)(void *)o - 1;
-}
-
-static inline struct sum_part *sum_part(struct store_object *o)
-{
-	uint8_t *p = (uint8_t *)o - (store_of(o)->tier ? sizeof(struct disk_part) : 0);
-
-	return (struct sum_part *)(void *)p - 1;
 }
 
 static inline struct store_object *object_of_part(struct disk_part *p)

@@ -59,19 +59,19 @@ static bool sum_go_on(struct summing *c, const struct store_object *o, uint64_t 
 static bool object_sum(struct summing *c, struct store_object *o, uint64_t *turn)
 {
 	struct store *s = store_of(o);
-	struct sum_part sum;
+	bool known;
 
 	pthread_mutex_lock(&s->lock);
-	sum = *sum_part(o);
+	known = o->has_crc;
+	if (known)
+		*c = (struct summing){ object_bytes(o), o->crc };
 	pthread_mutex_unlock(&s->lock);
-	if (sum.known) {
-		*c = (struct summing){ object_bytes(o), sum.crc };
+	if (known)
 		return true;
-	}
 	if (!*turn || !sum_go_on(c, o, turn))
 		return false;
 	pthread_mutex_lock(&s->lock);
-	*sum_part(o) = (struct sum_part){ c->crc, true };
+	object_set_crc(o, c->crc);
 	pthread_mutex_unlock(&s->lock);
 	return true;
 }
@@ -316,8 +316,8 @@ enum dmsg_store_status store_find(struct store *s, struct dray_str space, struct
 	*ret = (struct store_lent){ .bytes = 0 };
 	pthread_mutex_lock(&s->lock);
 	status = find_hold(s, space, key, most, held, ret);
-	if (!status && sum_part(ret->object)->known)
-		ret->sum = (struct summing){ ret->bytes, sum_part(ret->object)->crc };
+	if (!status && ret->object->has_crc)
+		ret->sum = (struct summing){ ret->bytes, ret->object->crc };
 	pthread_mutex_unlock(&s->lock);
 	return status;
 }

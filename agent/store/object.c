@@ -5,8 +5,21 @@
 #include <string.h>
 
 #include "agent/store/internal.h"
+#include "agent/store/policy/ghost.h"
 #include "schema/gen/errors.h"
 
+/*
+ * The most that an object in memory takes beside its bytes and its key: its block, its bucket, and its part of what the policy `value` has
+ * beside its entry. docs/store.md tells users.
+ */
+_Static_assert(offsetof(struct store_object, key) + SLAB_STEP - 1 + sizeof(struct store_object *) +
+			       sizeof(struct dray_heap_node *) +
+			       sizeof(struct ghost_set) / GHOST_WAYS <=
+		       128,
+	       "at most 128 bytes");
+_Static_assert(sizeof(struct disk_part) + offsetof(struct store_object, key) + UINT8_MAX <=
+		       SLAB_BLOCK_MAX,
+	       "an object is a block");
 _Static_assert(OBJECT_BYTES_MAX <= POLICY_BYTES_MAX, "the policy has its size");
 
 /* Evictions by one PUT, for the number of objects, that give its owner no room. */
@@ -114,13 +127,13 @@ static void hold(struct store_object *o)
 
 static size_t part_bytes(const struct store *s)
 {
-	return (s->tier ? sizeof(struct disk_part) : 0) +
-	       (s->cfg.lend ? sizeof(struct sum_part) : 0);
+	return s->tier ? sizeof(struct disk_part) : 0;
 }
 
 struct store_object *item_new(struct store *s, struct store_key key)
 {
-	uint8_t *p = calloc(1, part_bytes(s) + sizeof(struct store_object) + key.n);
+	uint8_t *p = slabs_alloc(&s->objects,
+				 part_bytes(s) + offsetof(struct store_object, key) + key.n);
 	struct store_object *o;
 
 	if (!p)
@@ -138,7 +151,7 @@ struct store_object *item_new(struct store *s, struct store_key key)
 void item_dealloc(struct store *s, struct store_object *o)
 {
 	if (o)
-		free((uint8_t *)o - part_bytes(s));
+		slabs_free(&s->objects, (uint8_t *)o - part_bytes(s));
 }
 
 void item_forget(struct store_object *o)
@@ -580,8 +593,7 @@ enum dmsg_store_status store_keep_end(struct store_object *o, uint32_t crc)
 	enum dmsg_store_status status;
 
 	pthread_mutex_lock(&s->lock);
-	if (s->cfg.lend)
-		*sum_part(o) = (struct sum_part){ crc, true };
+	object_set_crc(o, crc);
 	status = put_appear(o);
 	o->member->space->kept += !status;
 	if (status)

@@ -45,6 +45,8 @@ int store_new(struct store **ret, const struct store_config *cfg, struct dray_er
 	s->hinted = calloc(dray_max(cfg->n_spaces, (size_t)1), sizeof(*s->hinted));
 	r = s->region && s->hinted ? memory_init(s) : -ENOMEM;
 	if (r >= 0)
+		r = slabs_init(&s->objects);
+	if (r >= 0)
 		r = cfg->disk.event ? jobs_new(&s->jobs, cfg->disk.event, "dray-store", 0) :
 				      dray_jobs_new(&s->jobs, "dray-store", 0, NULL);
 	if (r < 0)
@@ -108,6 +110,7 @@ static bool end(struct store *s)
 	dray_list_for_each(&s->spaces, sp, struct store_space, link)
 		space_free(sp);
 	memory_deinit(s);
+	slabs_deinit(&s->objects);
 	free(s->tier);
 	free(s->region);
 	free(s->hinted);

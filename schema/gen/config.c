@@ -1248,7 +1248,7 @@ const struct dray_config_key dray_config_keys[DRAY_CONFIG_KEY_N] = {
 	  .allowed = "0 to 1073741824",
 	  .min = INT64_C(0), .max = INT64_C(1073741824),
 	  .reload = true,
-	  .doc = "Objects in the store, in memory or on disk. The agent needs some 150 bytes and the key for each, with a disk tier 220." },
+	  .doc = "Objects in the store, in memory or on disk. The agent needs 128 bytes and the key for each, with a disk tier 200." },
 	{ .path = "limits.store_objects_per_owner", .section = "limits",
 		.name = "store_objects_per_owner",
 	  .env = "DRAY_LIMITS_STORE_OBJECTS_PER_OWNER", .type = DRAY_CONFIG_INT,

@@ -1098,8 +1098,8 @@ struct dray_config {
 		 */
 		int64_t store_disk_bytes_per_owner;
 		/*
-		 * Objects in the store, in memory or on disk. The agent needs some 150 bytes and
-		 * the key for each, with a disk tier 220.
+		 * Objects in the store, in memory or on disk. The agent needs 128 bytes and the key
+		 * for each, with a disk tier 200.
 		 */
 		int64_t store_objects;
 		/*

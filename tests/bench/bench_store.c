@@ -13,6 +13,9 @@
  *   release N    READ and release
  *   exists64 N   EXISTS of 64 keys
  *   exists512 N  EXISTS of 512 keys
+ *   fill N       PUT of N more objects of FILL_SIZE bytes, which stay, with keys of FILL_KEY bytes
+ *   seek N       EXISTS of 512 keys of these, taken at random
+ *   use N        GET of the first N of them
  */
 #include <getopt.h>
 
@@ -21,6 +24,8 @@
 
 #define OBJECTS 64
 #define KEYS_MAX 512
+#define FILL_SIZE 64
+#define FILL_KEY 16
 /* PUTs and leases between two removals or releases. */
 #define ROUND 16
 
@@ -153,6 +158,47 @@ static int64_t exists(uint64_t n, unsigned n_keys)
 	return bench_ns() - began;
 }
 
+static uint64_t filled;
+
+static void name_filled(unsigned i, uint64_t number)
+{
+	snprintf(keys[i], sizeof(keys[i]), "%0*" PRIx64, FILL_KEY, number);
+	ranges[i] = (struct dray_store_range){ .offset = i * FILL_SIZE, .length = FILL_SIZE };
+	items[i].key_length = FILL_KEY;
+}
+
+/* Objects of `fill` from this one on. */
+static int64_t request_filled(enum dray_store_operation operation, uint64_t first, uint64_t n)
+{
+	int64_t took = 0;
+
+	for (uint64_t done = 0, some; done < n; done += some) {
+		int64_t began;
+
+		some = n - done < KEYS_MAX ? n - done : KEYS_MAX;
+		for (unsigned i = 0; i < some; i++)
+			name_filled(i, first + done + i);
+		began = bench_ns();
+		request(operation, 0, (unsigned)some, DRAY_STORE_OK);
+		took += bench_ns() - began;
+	}
+	prepare();
+	return took;
+}
+
+static int64_t seek(uint64_t n)
+{
+	int64_t took = 0;
+
+	for (uint64_t k = 0; k < n; k++) {
+		for (unsigned i = 0; i < KEYS_MAX; i++)
+			name_filled(i, (uint64_t)random() % filled);
+		took += exists(1, KEYS_MAX);
+	}
+	prepare();
+	return took;
+}
+
 static void run(const char *word, uint64_t n)
 {
 	uint64_t bytes = n * size;
@@ -174,6 +220,12 @@ static void run(const char *word, uint64_t n)
 		took = exists(n, 64);
 	else if (!strcmp(word, "exists512"))
 		took = exists(n, KEYS_MAX);
+	else if (!strcmp(word, "fill"))
+		took = request_filled(DRAY_STORE_PUT, filled, n), filled += n;
+	else if (!strcmp(word, "use"))
+		took = request_filled(DRAY_STORE_GET, 0, n);
+	else if (!strcmp(word, "seek"))
+		took = seek(n);
 	else
 		bench_die("%s is no command", word);
 	bytes = n * size * (strcmp(word, "batch") ? 1 : OBJECTS);
@@ -227,7 +279,9 @@ int main(int argc, char **argv)
 	bench_say("{\"objects\": %d}", OBJECTS);
 	while (bench_command(word, &n))
 		run(word, n);
-	request(DRAY_STORE_REMOVE, 0, OBJECTS, DRAY_STORE_OK);
+	/* those of `fill` may have driven them out */
+	if (!filled)
+		request(DRAY_STORE_REMOVE, 0, OBJECTS, DRAY_STORE_OK);
 	dray_disconnect(d);
 	return 0;
 }

@@ -3,7 +3,7 @@
 """The store of one agent against memcpy of the same bytes, beside redis where redis-server is installed, and beside Mooncake's client by shared
 memory: PUT, GET, reads in place and EXISTS; its disk tier against fio on the same file system; and GETs from another agent against dray's own
 transfers of the same bytes, both by bench_remote, beside redis, and beside Mooncake Store, with processor times, and bare programs for both; and what
-it saves to prefer the node's own store for PUTs and GETs. `bench_store.py [PART...]` runs some parts: memory, disk, preference, remote, mooncake."""
+it saves to prefer the node's own store for PUTs and GETs. `bench_store.py [PART...]` runs some parts: memory, index, disk, preference, remote, mooncake."""
 
 import contextlib
 import http.client
@@ -129,6 +129,36 @@ def memory(records, lab):
         beside_redis(records, store)
         beside_shared_memory(records, store)
     agent.stop()
+
+
+# --- index ----------------------------------------------------------------------------------------
+
+FILL_KEY = 16  # of bench_store.c
+
+
+def resident(agent):
+    """Bytes of the agent's own memory: that of objects is shared."""
+    status = pathlib.Path(f"/proc/{agent.pid}/status").read_text()
+    return int(status.split("RssAnon:")[1].split()[0]) * 1024
+
+
+def index(records, lab):
+    """What each further object takes beside its bytes and its key, and the lookups among a million of them."""
+    first, n = 48_000, 1_000_000  # as many as there is memory for
+    for policy in ("lru", "s3fifo", "gdsf", "value"):
+        options = {"limits.store_bytes": "64MiB", "limits.store_bytes_per_owner": "64MiB", "store.segment_size": "64MiB", "store.policy": policy}
+        agent, = c.agents(lab, 1, **options)
+        with c.Tool("bench_store", "--socket", agent.socket, "--size", 512, first=True) as store:
+            store.ask("fill", first)
+            before = resident(agent)
+            store.ask("fill", n)
+            records.add(f"{n:,} objects, {policy}: memory of the agent for each beside its bytes and key", (resident(agent) - before) / n - FILL_KEY, "B", target=("<=", 128))
+            times(records, store, "seek", f"{n:,} objects, {policy}: EXISTS of 512 keys at random", None)
+            # all are used, so that none is evicted at the end of the queue of new ones: they are ordered by value
+            store.ask("use", first + n)
+            store.ask("fill", first)
+            records.add(f"{n:,} objects, {policy}: the same memory after use and evictions", (resident(agent) - before) / n - FILL_KEY, "B", target=("<=", 128))
+        agent.stop()
 
 
 # --- disk -----------------------------------------------------------------------------------------
@@ -508,7 +538,7 @@ def mooncake(records, lab):
             beside_mooncake(records, ours, gets, theirs, bare, *shape)
 
 
-PARTS = {"memory": memory, "disk": disk, "preference": preference, "remote": remote, "mooncake": mooncake}
+PARTS = {"memory": memory, "index": index, "disk": disk, "preference": preference, "remote": remote, "mooncake": mooncake}
 
 with c.bench("store") as (lab, records):
     c.need_memory(3 * c.GIB)
