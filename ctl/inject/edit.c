@@ -112,44 +112,25 @@ static void block_print(FILE *f, json_t *value, size_t column)
 
 /* --- places ------------------------------------------------------------------------------------- */
 
-/*
- * The node of the pair that is last in the text. An explicit key ("? key") may have neither a colon nor a value; libyaml puts
- * that empty value where the next token begins, which is outside of the block.
- */
-static yaml_node_t *last_of_pair(const struct ctl_yaml *y, yaml_document_t *d,
-				 const yaml_node_pair_t *pair)
-{
-	yaml_node_t *value = yaml_document_get_node(d, pair->value);
-	size_t at = ctl_yaml_offset(y, &value->start_mark);
-
-	if (value->start_mark.index == value->end_mark.index && y->text[at - 1] != ':')
-		return yaml_document_get_node(d, pair->key);
-	return value;
-}
-
-/* The last node of a block that is not a block itself. */
-static yaml_node_t *last_leaf(const struct ctl_yaml *y, yaml_document_t *d, yaml_node_t *node)
-{
-	while (node->type != YAML_SCALAR_NODE && !ctl_yaml_is_flow(node)) {
-		if (node->type == YAML_MAPPING_NODE)
-			node = last_of_pair(y, d, &node->data.mapping.pairs.top[-1]);
-		else
-			node = yaml_document_get_node(d, node->data.sequence.items.top[-1]);
-	}
-	return node;
-}
-
 /* The end of the last line of a block. A comment on that line belongs to it, and comments on later lines do not. */
-static size_t block_end(const struct ctl_yaml *y, yaml_document_t *d, yaml_node_t *block)
+static size_t block_end(const struct ctl_yaml *y, const yaml_node_t *block)
 {
-	yaml_node_t *leaf = last_leaf(y, d, block);
-	size_t begin = ctl_yaml_offset(y, &leaf->start_mark);
-	size_t end = ctl_yaml_offset(y, &leaf->end_mark);
+	const struct ctl_yaml_token *last = ctl_yaml_token_before(y, block->end_mark.index);
+	size_t begin = ctl_yaml_offset(y, last->begin), end = ctl_yaml_offset(y, last->end);
+	const char *text = y->text + begin;
 
-	/* The mark of a text with | or > is behind its newlines. */
+	/* The newlines behind a text with | or > are part of its token, but of the text only if a + says so. */
+	if (last->type == YAML_SCALAR_TOKEN && strchr("|>", *text) &&
+	    memchr(text, '+', 1 + strspn(text + 1, "+123456789")))
+		return end - (y->text[end - 1] == '\n');
 	while (end > begin && isspace((unsigned char)y->text[end - 1]))
 		end--;
 	return end + strcspn(y->text + end, "\n");
+}
+
+static size_t column_of(const struct inject_edits *e, const yaml_node_t *node)
+{
+	return ctl_yaml_first_token(e->yaml, node)->column;
 }
 
 static size_t line_begin(const struct ctl_yaml *y, size_t at)
@@ -220,34 +201,34 @@ static void lines_add(struct inject_edits *e, size_t end, unsigned depth, char *
 	edit_add(e, end, 0, depth, moved);
 }
 
-/* Adds text before the closing bracket, after a comma if something precedes it. */
+/*
+ * Adds text behind the last token in the brackets, and not behind a comment there. It needs a comma if an element, or an earlier
+ * addition, precedes it. libyaml places an empty value before the closing bracket.
+ */
 static void flow_add_last(struct inject_edits *e, const yaml_node_t *node, char *text)
 {
-	size_t at = ctl_yaml_offset(e->yaml, &node->end_mark) - 1, before = at;
+	size_t closing = node->end_mark.index - 1;
+	const struct ctl_yaml_token *last = ctl_yaml_token_before(e->yaml, closing);
+	bool empty_value = last->type == YAML_VALUE_TOKEN;
+	size_t at = ctl_yaml_offset(e->yaml, empty_value ? closing : last->end);
+	bool added = false;
 	char *joined = NULL;
-	char last;
 
-	while (isspace((unsigned char)e->yaml->text[before - 1]))
-		before--;
-	last = e->yaml->text[before - 1];
-	for (size_t i = 0; i < e->n;
-	     i++) /* An earlier addition to the same brackets precedes it too. */
-		if (e->items[i].at == before && !e->items[i].n_removed)
-			last = 'x';
+	for (size_t i = 0; i < e->n; i++)
+		added |= e->items[i].at == at && !e->items[i].n_removed;
 	if (text && asprintf(&joined, "%s%s",
-			     strchr("[{", last) ? "" :
-			     last == ','        ? " " :
-						  ", ",
+			     !added && last == ctl_yaml_first_token(e->yaml, node) ? "" :
+			     !added && last->type == YAML_FLOW_ENTRY_TOKEN         ? " " :
+										     ", ",
 			     text) < 0)
 		joined = NULL;
 	free(text);
-	edit_add(e, before, 0, 0, joined);
+	edit_add(e, at, 0, 0, joined);
 }
 
-void inject_add_key(struct inject_edits *e, yaml_document_t *d, yaml_node_t *mapping,
-		    const char *key, json_t *value)
+void inject_add_key(struct inject_edits *e, yaml_node_t *mapping, const char *key, json_t *value)
 {
-	size_t column = mapping->start_mark.column;
+	size_t column = column_of(e, mapping);
 	bool flow = ctl_yaml_is_flow(mapping);
 	char *text = shown(key, value, flow, column);
 
@@ -255,13 +236,12 @@ void inject_add_key(struct inject_edits *e, yaml_document_t *d, yaml_node_t *map
 	if (flow)
 		flow_add_last(e, mapping, text);
 	else
-		lines_add(e, block_end(e->yaml, d, mapping), 2 * (unsigned)column, text);
+		lines_add(e, block_end(e->yaml, mapping), 2 * (unsigned)column, text);
 }
 
-void inject_add_last(struct inject_edits *e, yaml_document_t *d, yaml_node_t *sequence,
-		     json_t *value)
+void inject_add_last(struct inject_edits *e, yaml_node_t *sequence, json_t *value)
 {
-	size_t column = sequence->start_mark.column;
+	size_t column = column_of(e, sequence);
 	bool flow = ctl_yaml_is_flow(sequence);
 	char *text = shown(NULL, value, flow, column);
 
@@ -269,13 +249,13 @@ void inject_add_last(struct inject_edits *e, yaml_document_t *d, yaml_node_t *se
 	if (flow)
 		flow_add_last(e, sequence, text);
 	else /* An element comes before a key with the same indentation, which follows the list. */
-		lines_add(e, block_end(e->yaml, d, sequence), 2 * (unsigned)column + 1, text);
+		lines_add(e, block_end(e->yaml, sequence), 2 * (unsigned)column + 1, text);
 }
 
 void inject_add_first(struct inject_edits *e, yaml_node_t *sequence, json_t *value)
 {
-	size_t column = sequence->start_mark.column;
-	size_t at = ctl_yaml_offset(e->yaml, &sequence->start_mark);
+	const struct ctl_yaml_token *first = ctl_yaml_first_token(e->yaml, sequence);
+	size_t column = first->column, at = ctl_yaml_offset(e->yaml, first->begin);
 	bool flow = ctl_yaml_is_flow(sequence);
 	bool empty = sequence->data.sequence.items.top == sequence->data.sequence.items.start;
 	char *text = shown(NULL, value, flow, column), *joined = NULL;
@@ -293,8 +273,8 @@ void inject_add_first(struct inject_edits *e, yaml_node_t *sequence, json_t *val
 
 void inject_replace(struct inject_edits *e, const yaml_node_t *scalar, json_t *value)
 {
-	size_t at = ctl_yaml_offset(e->yaml, &scalar->start_mark);
-	size_t end = ctl_yaml_offset(e->yaml, &scalar->end_mark);
+	size_t at = ctl_yaml_offset(e->yaml, scalar->start_mark.index);
+	size_t end = ctl_yaml_offset(e->yaml, scalar->end_mark.index);
 	char *text = shown(NULL, value, true, 0), *joined = NULL;
 
 	json_decref(value);

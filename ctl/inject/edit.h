@@ -25,11 +25,9 @@ struct inject_edits {
 void inject_edits_deinit(struct inject_edits *e);
 
 /* Each takes over the reference to the value. */
-void inject_add_key(struct inject_edits *e, yaml_document_t *d, yaml_node_t *mapping,
-		    const char *key, json_t *value);
+void inject_add_key(struct inject_edits *e, yaml_node_t *mapping, const char *key, json_t *value);
 void inject_add_first(struct inject_edits *e, yaml_node_t *sequence, json_t *value);
-void inject_add_last(struct inject_edits *e, yaml_document_t *d, yaml_node_t *sequence,
-		     json_t *value);
+void inject_add_last(struct inject_edits *e, yaml_node_t *sequence, json_t *value);
 /* In place of a scalar. */
 void inject_replace(struct inject_edits *e, const yaml_node_t *scalar, json_t *value);
 

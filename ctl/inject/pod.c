@@ -176,6 +176,9 @@ static int form_check(const struct inject_pod *p, yaml_node_t *node, yaml_node_t
 		return ctl_failed(p->c, "%.200s, line %zu: %s is not a %s; correct the manifest",
 				  p->yaml->name, line, what,
 				  type == YAML_MAPPING_NODE ? "mapping" : "list");
+	if (node->type == type && !ctl_yaml_first_token(p->yaml, node))
+		return ctl_failed(p->c, "%.200s, line %zu: %s has no braces; add them",
+				  p->yaml->name, line, what);
 	if (uses(p->d, node) > 1)
 		return ctl_failed(
 			p->c,
@@ -234,11 +237,11 @@ static void text_set(struct inject_pod *p, yaml_node_t *owner, const char *name,
 	if (old && old->type == YAML_SCALAR_NODE)
 		inject_replace(p->edits, old, value);
 	else if (mapping && mapping->type == YAML_MAPPING_NODE)
-		inject_add_key(p->edits, p->d, mapping, key, value);
+		inject_add_key(p->edits, mapping, key, value);
 	else if (mapping)
 		inject_replace(p->edits, mapping, json_pack("{so}", key, value));
 	else
-		inject_add_key(p->edits, p->d, owner, name, json_pack("{so}", key, value));
+		inject_add_key(p->edits, owner, name, json_pack("{so}", key, value));
 }
 
 /* Annotations and, for a pod that gets a sidecar, the label. */
@@ -252,7 +255,7 @@ static void metadata_change(struct inject_pod *p, const char *result, const char
 			text_set(p, metadata, "labels", KUBERNETES_AGENT, label);
 		return;
 	}
-	inject_add_key(p->edits, p->d, p->pod, "metadata",
+	inject_add_key(p->edits, p->pod, "metadata",
 		       label ? json_pack("{s{ss}s{ss}}", "annotations", KUBERNETES_RESULT, result,
 					 "labels", KUBERNETES_AGENT, label) :
 			       json_pack("{s{ss}}", "annotations", KUBERNETES_RESULT, result));
@@ -267,7 +270,7 @@ static void list_extend(struct inject_pod *p, yaml_node_t *owner, const char *na
 	size_t i;
 
 	if (!list)
-		inject_add_key(p->edits, p->d, owner, name, json_incref(items));
+		inject_add_key(p->edits, owner, name, json_incref(items));
 	else if (list->type != YAML_SEQUENCE_NODE)
 		inject_replace(p->edits, list, json_incref(items));
 	else
@@ -276,7 +279,7 @@ static void list_extend(struct inject_pod *p, yaml_node_t *owner, const char *na
 			if (first)
 				inject_add_first(p->edits, list, json_incref(item));
 			else
-				inject_add_last(p->edits, p->d, list, json_incref(item));
+				inject_add_last(p->edits, list, json_incref(item));
 		}
 	json_decref(items);
 }

@@ -72,12 +72,65 @@ static int documents_load(struct ctl *c, struct ctl_yaml *y, yaml_parser_t *p)
 	}
 }
 
+static int token_add(struct ctl_yaml *y, const yaml_token_t *t, size_t *room)
+{
+	struct ctl_yaml_token *more = y->tokens;
+
+	if (y->n_tokens == *room) {
+		*room = *room ? 2 * *room : 1024;
+		more = reallocarray(y->tokens, *room, sizeof(*more));
+		if (!more)
+			return -ENOMEM;
+		y->tokens = more;
+	}
+	y->tokens[y->n_tokens++] = (struct ctl_yaml_token){
+		.begin = (uint32_t)t->start_mark.index,
+		.end = (uint32_t)t->end_mark.index,
+		.column = (uint32_t)t->start_mark.column,
+		.type = t->type,
+	};
+	return 0;
+}
+
+static int tokens_scan(struct ctl *c, struct ctl_yaml *y, yaml_parser_t *p)
+{
+	bool ended = false;
+	size_t room = 0;
+
+	while (!ended) {
+		yaml_token_t token;
+		int r;
+
+		if (!yaml_parser_scan(p, &token))
+			return syntax_error(c, y, p);
+		r = token_add(y, &token, &room);
+		ended = token.type == YAML_STREAM_END_TOKEN;
+		yaml_token_delete(&token);
+		if (r < 0)
+			return ctl_no_memory(c);
+	}
+	return 0;
+}
+
+/* Reads the text once: its documents, or its tokens. */
+static int parse(struct ctl *c, struct ctl_yaml *y,
+		 int (*read)(struct ctl *c, struct ctl_yaml *y, yaml_parser_t *p))
+{
+	yaml_parser_t parser;
+	int r;
+
+	if (!yaml_parser_initialize(&parser))
+		return ctl_no_memory(c);
+	yaml_parser_set_input_string(&parser, (unsigned char *)y->text, y->n_bytes);
+	r = read(c, y, &parser);
+	yaml_parser_delete(&parser);
+	return r;
+}
+
 int ctl_yaml_read(struct ctl *c, const char *path, struct ctl_yaml *ret)
 {
 	bool input = !strcmp(path, "-");
 	dray_auto_close int fd = input ? -1 : open(path, O_RDONLY | O_CLOEXEC);
-	yaml_parser_t parser;
-	int r;
 
 	*ret = (struct ctl_yaml){ .name = input ? "standard input" : path };
 	if (fd < 0 && !input)
@@ -87,12 +140,7 @@ int ctl_yaml_read(struct ctl *c, const char *path, struct ctl_yaml *ret)
 	if (strlen(ret->text) != ret->n_bytes)
 		return ctl_failed(c, "%.200s contains a NUL byte; it has to be text in UTF-8",
 				  ret->name);
-	if (!yaml_parser_initialize(&parser))
-		return ctl_no_memory(c);
-	yaml_parser_set_input_string(&parser, (unsigned char *)ret->text, ret->n_bytes);
-	r = documents_load(c, ret, &parser);
-	yaml_parser_delete(&parser);
-	return r;
+	return parse(c, ret, documents_load) < 0 ? -1 : parse(c, ret, tokens_scan);
 }
 
 void ctl_yaml_deinit(struct ctl_yaml *y)
@@ -100,14 +148,15 @@ void ctl_yaml_deinit(struct ctl_yaml *y)
 	for (size_t i = 0; i < y->n_documents; i++)
 		yaml_document_delete(&y->documents[i]);
 	free(y->documents);
+	free(y->tokens);
 	free(y->text);
 	*y = CTL_YAML_NULL;
 }
 
 /* libyaml counts characters without a byte order mark. All bytes of a character but the first one are 10xxxxxx. */
-size_t ctl_yaml_offset(const struct ctl_yaml *y, const yaml_mark_t *mark)
+size_t ctl_yaml_offset(const struct ctl_yaml *y, size_t index)
 {
-	size_t left = mark->index, i = strncmp(y->text, "\xef\xbb\xbf", 3) ? 0 : 3;
+	size_t left = index, i = strncmp(y->text, "\xef\xbb\xbf", 3) ? 0 : 3;
 
 	while (i < y->n_bytes && left) {
 		i++;
@@ -116,6 +165,53 @@ size_t ctl_yaml_offset(const struct ctl_yaml *y, const yaml_mark_t *mark)
 		left--;
 	}
 	return i;
+}
+
+/* The number of tokens that begin before a character. */
+static size_t tokens_before(const struct ctl_yaml *y, size_t index)
+{
+	size_t low = 0, high = y->n_tokens;
+
+	while (low < high) {
+		size_t middle = low + (high - low) / 2;
+
+		if (y->tokens[middle].begin < index)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	return low;
+}
+
+const struct ctl_yaml_token *ctl_yaml_first_token(const struct ctl_yaml *y, const yaml_node_t *node)
+{
+	/* The stream ends with a token of another type. */
+	for (const struct ctl_yaml_token *t = &y->tokens[tokens_before(y, node->start_mark.index)];;
+	     t++) {
+		switch ((int)t->type) {
+		case YAML_STREAM_START_TOKEN:
+		case YAML_TAG_TOKEN:
+		case YAML_ANCHOR_TOKEN:
+			continue;
+		case YAML_BLOCK_SEQUENCE_START_TOKEN:
+		case YAML_BLOCK_MAPPING_START_TOKEN:
+		case YAML_FLOW_SEQUENCE_START_TOKEN:
+		case YAML_FLOW_MAPPING_START_TOKEN:
+		case YAML_BLOCK_ENTRY_TOKEN: /* of a list that is indented as its key */
+			return t;
+		default:
+			return NULL;
+		}
+	}
+}
+
+const struct ctl_yaml_token *ctl_yaml_token_before(const struct ctl_yaml *y, size_t index)
+{
+	const struct ctl_yaml_token *t = &y->tokens[tokens_before(y, index) - 1];
+
+	while (t > y->tokens && t->begin == t->end)
+		t--;
+	return t;
 }
 
 const char *ctl_yaml_scalar(const yaml_node_t *node)

@@ -33,6 +33,7 @@ FORMS = {
     "other characters": lambda pod: "# größer: 日本語 🙂\n" + yaml.safe_dump(pod, sort_keys=False),
     "byte order mark": lambda pod: "\ufeff" + yaml.safe_dump(pod, sort_keys=False),
     "a comment behind each line": lambda pod: yaml.safe_dump(pod, sort_keys=False, width=1000).replace("\n", "  # it's {a} [comment]\n"),
+    "JSON with a comment behind each line": lambda pod: json.dumps(pod, indent=3).replace("\n", "  # it's {a} [comment]\n"),
     "in a list": lambda pod: yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": [pod]}, sort_keys=False),
     "in a deployment": lambda pod: yaml.safe_dump({"kind": "Deployment", "spec": {"replicas": 2, "template": {k: pod[k] for k in ("metadata", "spec")}}}),
     "behind another document": lambda pod: "---\nkind: Namespace\n---\n" + yaml.safe_dump(pod, sort_keys=False) + "...\n---\nkind: Service\n",
@@ -181,7 +182,36 @@ def test_explicit_keys(key, last):
     assert keys_of(spec["containers"].value[0]) == [*keys_of(old_spec["containers"].value[0]), "env", "volumeMounts"]
 
 
+@pytest.mark.parametrize("container", [
+    "\n  - name: engine\n    command: *list",
+    "\n  - &again\n    name: engine",
+    "\n  - !!map\n    name: engine",
+    "\n  - &key name: engine\n    &other image: vllm",
+    " !!seq\n  - name: engine",
+    " !!seq [!!map {name: engine, command: *list}]",
+    " &again [&engine {name: engine, env: !!seq [!!map {name: A}]}]",
+    " [{name: engine, command: *list} # one\n  ]",
+    " [{name: engine, command: }]",
+    " [{name: engine, env: }]",
+    "\n  - name: engine\n    args:\n    - |+\n      text\n\n\n",
+    "\n  - name: engine\n    args:\n    - >2+ # kept\n        text\n\n\n  # end",
+    "\n  - name: engine\n    args:\n    - |-\n      text\n\n\n",
+])
+@pytest.mark.parametrize("last", ["", "\n  nodeSelector: *map"], ids=["", "alias"])
+def test_tags_anchors_aliases_and_newlines(container, last):
+    """What is added stands behind all of a node, and changes no value there."""
+    text = f"list: &list [a]\nmap: &map {{a: b}}\nmetadata: {{annotations: {{{WANTED}}}}}\nspec:\n  containers:{container}{last}\n"
+    before, after = (yaml.safe_load(t)["spec"] for t in (text, inject(text)))
+    assert [i["name"] for i in after.pop("initContainers")] == ["dray"] and len(after.pop("volumes")) == 3
+    (engine,), (old,) = after.pop("containers"), before.pop("containers")
+    old_env = old.pop("env", None) or []
+    assert after == before and engine.pop("volumeMounts")[-1]["name"] == "dray-run"
+    assert engine.pop("env") == [*old_env, {"name": "DRAY_SOCKET", "value": "/run/dray/dray.sock"}]
+    assert engine == old
+
+
 @pytest.mark.parametrize(("text", "message"), [
+    (f"metadata: {{annotations: {{{WANTED}}}}}\nspec:\n  containers: [name: a]\n", "line 3: a container has no braces"),
     ("a: [", "line 2"),
     ("kind: Pod\n  bad: 1\n", "line 2"),
     ("a: \"\0\"", "NUL"),
