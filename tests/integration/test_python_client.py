@@ -3,7 +3,6 @@
 
 import ctypes
 import errno
-import itertools
 import os
 import pathlib
 import resource
@@ -18,7 +17,7 @@ from collections import deque
 
 import dray
 import pytest
-from dray import _library, _waiting, errors, pending, session
+from dray import _library, errors, pending, session
 from fake_agent import FakeAgent
 from harness import LIMIT, MIB, ROOT, Side, noise, until
 from wire import codec as s
@@ -318,28 +317,6 @@ def test_export_given_up(two):
     assert region.revoke() == 1, "the token of the remote"
 
 
-class Interrupt(Exception):
-    """Of a signal handler, which may raise one in each wait."""
-
-
-def interrupts(function):
-    def interrupted(*arguments):
-        function(*arguments)
-        raise Interrupt
-    return interrupted
-
-
-def test_interrupted_wait_for_an_event(agent):
-    with agent.client() as client, agent.client() as sender:
-        client.open_mailbox("x")
-        client._poll = interrupts(lambda seconds: None)
-        with pytest.raises(Interrupt):
-            client.next_event(dray.Letter)
-        del client._poll
-        sender.post("", "x", b"one")
-        assert client.next_event(timeout=LIMIT).payload == b"one"
-
-
 def notification(i):
     return s.pack_notification(0, region=1, tag=i, agent_id=bytes(16), incarnation=1, id=i, payload=b"x")
 
@@ -375,9 +352,10 @@ def test_event_that_comes_when_a_wait_begins(tmp_path):
     class Late(deque):
         def __iter__(self):
             yield from super().__iter__()
-            threads.append(threading.Thread(target=client._report, args=(dray.Draining(2),)))
-            threads[-1].start()
-            threads[-1].join(0.05)
+            if not threads:
+                threads.append(threading.Thread(target=client._report, args=(dray.Draining(2),)))
+                threads[0].start()
+                threads[0].join(LIMIT)
 
     with FakeAgent(tmp_path / "dray.sock", None) as fake, fake.client() as client:
         client.events = Late([dray.Connected(1)])
@@ -385,129 +363,6 @@ def test_event_that_comes_when_a_wait_begins(tmp_path):
         for thread in threads:
             thread.join(LIMIT)
         assert wait.result(LIMIT) == dray.Draining(2)
-
-
-def test_interrupted_request(agent):
-    """The name and the memory are free as soon as the agent has answered."""
-    with agent.client() as client:
-        client._poll = interrupts(lambda seconds: None)
-        for call in (lambda: client.open_mailbox("x"), lambda: client.pool(4096)):
-            agent.signal(signal.SIGSTOP)
-            try:
-                with pytest.raises(Interrupt):
-                    call()
-            finally:
-                agent.signal(signal.SIGCONT)
-            until(lambda: client.process() or not client._pending, "the answer")
-        del client._poll
-        assert client.open_mailbox("x") and not client._regions
-
-
-def test_interrupted_when_it_has_ended(agent, monkeypatch):
-    with agent.client() as client:
-        with monkeypatch.context() as patch:
-            patch.setattr(pending.Pending, "_end", interrupts(pending.Pending._end))
-            with pytest.raises(Interrupt):
-                client.pool(4096)
-        until(lambda: client.process() or not client._pending, "the answer")
-        assert not client._regions
-
-
-@pytest.mark.parametrize(("name", "skip"), [("_wait", 0), ("_next_completion", 1)])
-def test_interrupted_when_a_completion_was_taken(two, monkeypatch, name, skip):
-    transfer = two.client.read(two.region, two.remote, [(0, 0, 64)])
-    two.client._skip[pending.HELD_TRANSFER] = skip
-    with monkeypatch.context() as patch:
-        patch.setattr(_waiting, name, interrupts(getattr(_waiting, name)))
-        with pytest.raises(Interrupt):
-            transfer.result(LIMIT)
-    assert transfer.result(LIMIT).bytes == 64
-
-
-def interrupted_at(n, call):
-    """
-    Calls it, and raises Interrupt at the n-th place of the package where a signal's handler could: after a function in C, or at the
-    entry of one in Python. Returns the place; None: there are fewer.
-    """
-    package, places = os.path.dirname(dray.__file__), []
-
-    def raising(frame, event, function):
-        if event in ("c_return", "call") and frame.f_code.co_filename.startswith(package) and frame.f_code.co_name not in ("__del__", "<genexpr>"):
-            places.append(f"{frame.f_code.co_filename}:{frame.f_lineno} {event} {getattr(function, '__name__', '')}")
-            if len(places) == n:
-                sys.setprofile(None)
-                raise Interrupt
-
-    sys.setprofile(raising)
-    try:
-        call()
-    except Interrupt:
-        return places[-1]
-    finally:
-        sys.setprofile(None)
-    return None
-
-
-def places(call):
-    """Runs a call(), which returns a function to be interrupted, for each place in it."""
-    for n in itertools.count(1):
-        place = interrupted_at(n, call())
-        if place is None:
-            assert n > 10
-            return
-        yield place
-
-
-@pytest.mark.parametrize("held", [True, False])
-def test_interrupted_anywhere_in_a_wait(two, held):
-    """The transfer ends all the same, and other threads can wait."""
-    transfers = []
-
-    def start():
-        two.client._skip[pending.HELD_TRANSFER] = not held
-        transfers.append(two.client.read(two.region, two.remote, [(65536, 0, 64)]))  # not where the words are
-        return lambda: transfers[-1].result(LIMIT)
-
-    for place in places(start):
-        last = waiting(two, len(transfers)) if not held else transfers[-1]
-        two.memory.words()[len(transfers)] = 1
-        assert run_threads([lambda: last.exception(LIMIT)]) == [None], place
-        assert transfers[-1].result(LIMIT).bytes == 64, place
-
-
-def test_interrupted_anywhere_before_an_event_is_had(agent):
-    """It is had, or still there."""
-    with agent.client() as client:
-        events = []
-
-        def begin():
-            assert not events or events.pop()
-            client._report(dray.Draining(1))
-            return lambda: events.append(client.next_event(dray.Draining, LIMIT))
-
-        for place in places(begin):
-            if not events:
-                events.append(client.next_event(dray.Draining, 0))
-            assert events == [dray.Draining(1)] and not client.events and not client._event_waits, place
-
-
-def test_interrupted_anywhere_in_a_close(agent):
-    """Closing it again closes it."""
-    clients, memories = [], []
-
-    def begin():
-        clients.append(agent.client(name="closes"))
-        memory = Kept(4096)
-        memories[:] = weakref.ref(memory), clients[-1].region(memory)
-        return clients[-1].close
-
-    for place in places(begin):
-        client = clients.pop()
-        client.close()
-        with pytest.raises(errors.SessionClosed):
-            client.info()
-        assert client._rest is None and client._wake == (-1, -1) and not memories[0](), place
-    until(lambda: "closes" not in sessions(agent), "the end of the sessions")
 
 
 def test_wait_longer_than_the_kernel_knows(agent):

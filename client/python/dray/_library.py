@@ -340,8 +340,8 @@ class Mapping:
 
     __slots__ = ("base", "length")
 
-    def __init__(self, base: int, length: int) -> None:
-        self.base, self.length = base, length
+    def __init__(self, base: int) -> None:
+        self.base, self.length = base, 0  # of which nothing is unmapped
         ctypes.pythonapi.PyObject_GC_UnTrack(ctypes.py_object(self))
 
     def __del__(self, unmap: Any = _munmap) -> None:

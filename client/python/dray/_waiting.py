@@ -39,7 +39,7 @@ from . import _arguments as arguments
 from . import _library as lib
 from . import errors
 from .memory import failure
-from .pending import HELD, Pending, next_key
+from .pending import HELD, Pending, Waker, next_key
 
 _POLL_MS_MAX = (1 << 31) - 1
 _HOLD_MS = 1  # longest wait with the interpreter lock held
@@ -73,9 +73,11 @@ class _Loop:
         self.fd, self.waiting = fd, 0
 
 
-# A signal's handler may raise, such as KeyboardInterrupt, at the entry of each function in Python and after each call of one in C, and nowhere
-# else. What must not be lost is kept where it is found again until it is done. A lock that a thread does not wait for is an RLock, which
-# only its owner can release: after an exception nobody knows whether acquire() has got it, and release() tells.
+# A signal's handler may raise, such as KeyboardInterrupt, at the entry of each function in Python, after each call, and at the end of each turn of
+# a loop, and nowhere else: statements without a call are one step. So a completion, an event or a request is dealt with in one step, after all
+# work that may be done twice, and is found again until then. After an exception _recover() does again what may have been left undone. It
+# reckons with one exception. A lock that a thread does not wait for is an RLock, which only its owner can release: after an exception nobody
+# knows whether acquire() has got it, and release() tells.
 
 
 class Waiting:
@@ -105,8 +107,12 @@ class Waiting:
         self._poller: Any = None
         self._loops: dict[asyncio.AbstractEventLoop, _Loop] = {}
 
-    def _on_event(self, kind: int, e: Any) -> None:
-        """For Session: an event of the library."""
+    def _on_event(self, e: Any) -> None:
+        """For Session: an event of the library. Sets its type to 0 when it is dealt with; before, it may come again."""
+        raise NotImplementedError
+
+    def _serve(self) -> None:
+        """For Session: ends the waits for events that are there, and for a session."""
         raise NotImplementedError
 
     # --- calls --------------------------------------------------------------------------------------
@@ -166,25 +172,28 @@ class Waiting:
             while not self._progress() and self._taken == taken and self._d is not None and self.error is None:
                 left = None if ends is None else ends - time.monotonic()
                 if left is not None and left <= 0:
-                    return
+                    break
                 if self._as_leader(None, self._poll_unless, taken, left) is None:
                     self._sleep(left, taken=taken)
-                    return
-        finally:
+                    break
             self._hand_over()
+        except BaseException:
+            self._recover()
+            raise
 
     def _progress(self) -> int:
         """Takes everything that can be taken without waiting. Returns the number of things."""
         try:
             n = int(_process(self._d, 0))
+            if n > 0:
+                self._deliver()
+                self._took()
         except ArgumentError:
             self._handle()
             raise
-        if n > 0:
-            try:
-                self._deliver()
-            finally:
-                self._took()
+        except BaseException:
+            self._recover()
+            raise
         return max(n, 0)
 
     def _took(self) -> None:
@@ -205,43 +214,45 @@ class Waiting:
                 os.write(self._wake[1], b"\0")
 
     def _deliver(self) -> None:
+        """Takes all completions and events that the library has."""
         try:
             result = self._results.pop()
         except IndexError:
             result = _Result()
         c, ref, event, event_ref = result.c, result.ref, result.event, result.event_ref
-        begun = 0
+        pending = None
         try:
             while _next_completion(self._d, ref) == 1:
-                key = c.arg
-                pending = self._pending.get(key)
+                pending = self._pending.get(c.arg)
                 if pending is not None:
-                    begun = key
                     pending._complete(c)
-                    self._pending.pop(key, None)
             while _next_event(self._d, event_ref) == 1:
-                kind, event.type = event.type, 0
-                self._on_event(kind, event)
+                self._on_event(event)
         except ArgumentError:
             pass  # a callback, or another thread, has closed the client
         except BaseException:
-            self._complete_taken(c, begun)
-            if event.type:  # it was taken
-                self._on_event(event.type, event)
+            self._finish_taken(result, pending)
             raise
         self._results.append(result)
 
-    def _complete_taken(self, c: Any, begun: int) -> None:
-        """After an exception of a signal handler: ends the request whose completion had just been taken. begun: key of the last one that was completed."""
-        pending = self._pending.get(c.arg)
-        if pending is None:
-            return
-        if begun == pending._key and pending._ended:
+    def _finish_taken(self, result: _Result, last: Pending[Any] | None) -> None:
+        """After an exception: deals with the completion or the event that may have been taken. last: whose completion was taken last."""
+        pending = self._pending.get(result.c.arg)
+        if pending is not None:
+            pending._complete(result.c)
+        if last is not None and last._ended:
+            last._run_callbacks()
+        if result.event.type:
+            self._on_event(result.event)
+
+    def _recover(self, pending: Pending[Any] | None = None) -> None:
+        """After an exception, perhaps of a signal's handler: does what may have been left undone. pending: one that the caller was ending."""
+        if pending is not None and pending._ended:
             pending._run_callbacks()
-        else:
-            pending._complete(c)
-        self._pending.pop(pending._key, None)
+        self._deliver()
+        self._serve()
         self._took()
+        self._hand_over()
 
     def _wait(self, pending: Pending[Any], timeout: float | None) -> None:
         """Waits until it has ended; raises errors.Timeout."""
@@ -267,30 +278,27 @@ class Waiting:
             result = self._results.pop()
         except IndexError:
             result = _Result()
-        number, ref, key = pending._id, result.ref, pending._key
-        begun = 0
+        number, ref = pending._id, result.ref
         try:
             code = _wait(self._d, number, _HOLD_MS, ref)
             if code == 0:
-                begun = key
                 pending._complete(result.c)
-                self._pending.pop(key, None)
+                self._misses[holds] = 0
+                # as _took(), without the call
+                self._taken = pending._key
+                if self._leader or self._curious:
+                    self._tell_others()
+            elif code == _TIMEOUT:
+                # one that takes long may be chance; several in a row are not
+                misses = self._misses[holds] = min(self._misses[holds] + 1, _MISSES_MAX)
+                self._skip[holds] = (1 << max(misses - 2, 0)) - 1
         except ArgumentError:
             self._handle()
             raise
         except BaseException:
-            self._complete_taken(result.c, begun)
+            self._finish_taken(result, pending)
+            self._recover()
             raise
-        if code == 0:
-            self._misses[holds] = 0
-            # as _took(), without the call
-            self._taken = key
-            if self._leader or self._curious:
-                self._tell_others()
-        elif code == _TIMEOUT:
-            # one that takes long may be chance; several in a row are not
-            misses = self._misses[holds] = min(self._misses[holds] + 1, _MISSES_MAX)
-            self._skip[holds] = (1 << max(misses - 2, 0)) - 1
         self._results.append(result)
         return pending._ended
 
@@ -299,15 +307,14 @@ class Waiting:
         try:
             while not pending._ended:
                 left = None if ends is None else ends - time.monotonic()
-                ended = self._as_leader(pending, self._lead_until, pending, ends)
-                if ended is not None:
-                    return ended
-                if left is not None and left <= 0:
-                    return False
+                if self._as_leader(pending, self._lead_until, pending, ends) is not None or left is not None and left <= 0:
+                    break
                 self._sleep(left, pending)
-            return True
-        finally:
             self._hand_over()
+        except BaseException:
+            self._recover(pending)
+            raise
+        return pending._ended
 
     def _lead_until(self, pending: Pending[Any], ends: float | None) -> bool:
         """For the polling thread."""
@@ -371,14 +378,11 @@ class Waiting:
         """Sleeps until the request ends, or this thread is to poll; without a request, until something is taken after `taken`."""
         lock = threading.Lock()
         lock.acquire()
-
-        def on_end(_: Any) -> None:
-            self._rouse(lock)
-
+        waker = Waker(lambda: self._rouse(lock))
         self._sleeping[lock] = True
         try:
             if pending is not None:
-                pending.add_done_callback(on_end)
+                pending.add_done_callback(waker)
             else:
                 self._curious[lock] = True
                 if self._taken != taken:
@@ -387,11 +391,13 @@ class Waiting:
             if self._leader:
                 lock.acquire(timeout=-1 if seconds is None else min(seconds, threading.TIMEOUT_MAX))
         finally:
-            self._sleeping.pop(lock, None)
-            self._curious.pop(lock, None)
+            if lock in self._sleeping:
+                del self._sleeping[lock]
+            if lock in self._curious:
+                del self._curious[lock]
             if pending is not None:
                 with contextlib.suppress(ValueError):
-                    pending._callbacks.remove(on_end)
+                    pending._callbacks.remove(waker)
 
     def _rouse(self, lock: Any) -> None:
         with contextlib.suppress(RuntimeError):  # it was woken already
@@ -403,8 +409,8 @@ class Waiting:
             return
         with contextlib.suppress(KeyError, RuntimeError, StopIteration):
             lock = next(iter(self._sleeping))
-            if self._sleeping.pop(lock, None):
-                self._rouse(lock)
+            self._rouse(lock)
+            del self._sleeping[lock]
 
     def wait_until(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
         """Handles what the agent sends until condition() holds. False after `timeout` seconds, or if the session has ended for good."""

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections import deque
 from collections.abc import Iterable, Iterator
 from ctypes import (ArgumentError, byref, c_char_p, c_int, c_uint64, c_void_p, cast)
 from typing import Any, Literal, overload
@@ -126,15 +125,14 @@ class Client(Session, Placement, Mailboxes, Stores):
             if spec.pool_bytes:
                 try:
                     region.memory, region.length = self._map(c.region)
-                except BaseException:
+                except errors.Error:
                     with contextlib.suppress(errors.Error):  # it lasts until the client is closed
                         region.remove(wait=False)
                     raise
             return region
 
-        pending: Pending[Region] = Pending(self, adopt, lambda region: region.remove(wait=False))
-        self._request(pending, lib.held.dray_region_add_start, byref(spec))
-        return self._settle(pending, wait)
+        pending: Pending[Region] = Pending(self, adopt, lambda region: region.handle and region.remove(wait=False))
+        return self._start(pending, wait, lib.held.dray_region_add_start, byref(spec))
 
     def _map(self, handle: int) -> tuple[Memory, int]:
         """A mapping of a pool that outlives the library's. Touches its pages."""
@@ -207,7 +205,7 @@ class Client(Session, Placement, Mailboxes, Stores):
         return self._use_token(lib.held.dray_lease_acquire_start, token, timeout, wait, arguments.text("label", label))
 
     def _use_token(self, function: Any, token: str | bytes | Token, timeout: float | None,
-                   wait: bool, *label: bytes) -> Remote | Pending[Remote]:
+                   wait: bool, label: bytes | None = None) -> Remote | Pending[Remote]:
         raw = Token(token)._raw if not isinstance(token, Token) else token._raw
 
         def adopt(c: Any) -> Remote:
@@ -215,9 +213,12 @@ class Client(Session, Placement, Mailboxes, Stores):
             remote = self._remotes[c.remote] = Remote(self, c.remote, expiry)
             return remote
 
-        pending: Pending[Remote] = Pending(self, adopt, lambda remote: remote.release(wait=False))
-        self._request(pending, function, byref(raw), *label, arguments.milliseconds("timeout", timeout))
-        return self._settle(pending, wait)
+        pending: Pending[Remote] = Pending(self, adopt, lambda remote: remote.handle and remote.release(wait=False))
+        limit = arguments.milliseconds("timeout", timeout)
+        # no call with *, after which a signal's handler may run
+        if label is None:
+            return self._start(pending, wait, function, byref(raw), limit)
+        return self._start(pending, wait, function, byref(raw), label, limit)
 
     def borrow_region(self, agent_handle: int, length: int, access: str | int = "rw") -> Region:
         """A region that another session of the group has registered, by its agent_handle.
@@ -381,7 +382,11 @@ class Client(Session, Placement, Mailboxes, Stores):
             yield self
         finally:
             del self._batches[me]
-            batch._submit()
+            try:
+                batch._submit()
+            except BaseException:  # one of a signal's handler may have come before anything was done
+                batch._submit()
+                raise
 
 
 class _Batch:
@@ -389,8 +394,8 @@ class _Batch:
 
     def __init__(self, client: Client) -> None:
         self.client = client
-        # (transfer, struct, what it points to) each: another thread that waits for one of them takes them out at any time
-        self.entries: deque[tuple[Transfer, Any, Any]] = deque()
+        # (transfer, struct, what it points to) each: another thread that waits for one of them takes the list at any time
+        self.entries: list[tuple[Transfer, Any, Any]] = []
 
     def _add(self, transfer: Transfer, t: Any, keep: Any) -> None:
         self.entries.append((transfer, t, keep))  # t keeps packed operations
@@ -399,24 +404,29 @@ class _Batch:
         return any(entry[0] is transfer for entry in self.entries.copy())
 
     def _submit(self) -> None:
-        client, waiting, entries = self.client, self.entries, []
-        try:
-            while waiting:
-                entries.append(waiting.popleft())
-        except IndexError:
-            pass  # another thread took the last one
-        n = len(entries)
-        if not n:
+        entries, self.entries = self.entries, []
+        if not entries:
             return
-        transfers, ids = [entry[0] for entry in entries], (c_uint64 * n)()
-        for transfer in transfers:
-            client._pending[transfer._key] = transfer
-        done = client._call(lib.held.dray_submit_many, (lib.Transfer * n)(*[entry[1] for entry in entries]), n, ids)
-        for transfer, number in zip(transfers[:max(done, 0)], ids, strict=False):
+        client, n, code = self.client, len(entries), _BUSY
+        ids: Any = [0] * n
+        try:
+            structs, ids = (lib.Transfer * n)(*[entry[1] for entry in entries]), (c_uint64 * n)()
+            for transfer, _, _ in entries:
+                client._pending[transfer._key] = transfer
+            code = client._call(lib.held.dray_submit_many, structs, n, ids)
+            self._started(entries, ids, code)
+        except BaseException:  # the client was closed; or of a signal's handler
+            self._started(entries, ids, code)
+            raise
+
+    def _started(self, entries: list[tuple[Transfer, Any, Any]], ids: Iterable[int], code: int) -> None:
+        """Ends the transfers that have no number: they were not started."""
+        client = self.client
+        for (transfer, _, _), number in zip(entries, ids, strict=True):
             transfer._id = number
-        for transfer in transfers[max(done, 0):]:
-            client._pending.pop(transfer._key, None)
-            transfer._end(None, client._refusal(done if done < 0 else _BUSY, transfer))
+            if not number:
+                client._pending.pop(transfer._key, None)
+                transfer._end(None, client._refusal(min(code, 0) or _BUSY, transfer))
 
 
 def _extents(extents: Any) -> list[Any]:

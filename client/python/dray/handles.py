@@ -156,11 +156,9 @@ class Region:
             what.audience[:] = _audience(audience)
         pending: Pending[Token] = Pending(self.client, lambda c: Token._of(c.token.contents), self._take_back)
         if mooncake is None:
-            self.client._request(pending, lib.held.dray_region_export_start, handle, byref(what))
-        else:
-            self.client._request(pending, lib.held.dray_region_export_mooncake_start, handle, byref(what),
-                                 arguments.number("mooncake", mooncake))
-        return self.client._settle(pending, wait)
+            return self.client._start(pending, wait, lib.held.dray_region_export_start, handle, byref(what))
+        return self.client._start(pending, wait, lib.held.dray_region_export_mooncake_start, handle, byref(what),
+                                  arguments.number("mooncake", mooncake))
 
     def _take_back(self, token: Token) -> None:
         """Revokes a token that nobody will see. Does not wait."""
@@ -204,9 +202,8 @@ class Region:
             return lease
 
         pending: Pending[Lease] = Pending(client, adopt, lambda lease: lease.end(wait=False))
-        client._request(pending, lib.held.dray_region_lease_start, handle, byref(what))
-        del keep
-        return client._settle(pending, wait)
+        what._keep = keep
+        return client._start(pending, wait, lib.held.dray_region_lease_start, handle, byref(what))
 
     @overload
     def revoke(self, token: Token | None = None, *, wait: Literal[True] = True) -> int: ...
@@ -226,8 +223,7 @@ class Region:
                                  fix="Pass what export() returned, or None for all tokens.", handle=handle)
         raw = byref(token._raw) if token is not None else None
         pending: Pending[int] = Pending(self.client, lambda c: int(c.bytes))
-        self.client._request(pending, lib.held.dray_region_revoke_start, handle, raw)
-        return self.client._settle(pending, wait)
+        return self.client._start(pending, wait, lib.held.dray_region_revoke_start, handle, raw)
 
     @overload
     def remove(self, *, wait: Literal[True] = True) -> None: ...
@@ -251,9 +247,12 @@ class Region:
         pending = _Removal(self)
         self.client._removing.add(self)
         self.client._request(pending, lib.held.dray_region_remove_start, self.handle)
+        self._withdraw()
+        return self.client._settle(pending, wait)
+
+    def _withdraw(self) -> None:
         self.client._regions.pop(self.handle, None)
         self.handle = 0
-        return self.client._settle(pending, wait)
 
     def _forget(self) -> None:
         """The memory is the engine's alone again."""
@@ -275,15 +274,15 @@ class _Removal(Pending[None]):
         super().__init__(region.client)
         self._region = region
 
-    def _complete(self, c: Any) -> None:
+    def _outcome(self, c: Any) -> tuple[None, errors.Error | None]:
         if c.status:
             error = self._client._failure(c)
             error.fix = "Use the memory for nothing else until the client is closed: the agent may still use it."
-            self._end(None, error)
-        else:
-            self._client._removing.discard(self._region)
-            self._region._forget()
-            self._end(None, None)
+            return None, error
+        self._region._withdraw()
+        self._client._removing.discard(self._region)
+        self._region._forget()
+        return None, None
 
 
 def _audience(audience: bytes) -> bytes:
@@ -349,9 +348,7 @@ class Remote:
         """
         handle, data = self._use(), arguments.data("payload", payload)
         pending: Pending[None] = Pending(self.client)
-        self.client._request(pending, lib.held.dray_notify_start, handle, arguments.number("tag", tag),
-                             data, len(data))
-        return self.client._settle(pending, wait)
+        return self.client._start(pending, wait, lib.held.dray_notify_start, handle, arguments.number("tag", tag), data, len(data))
 
     @overload
     def renew(self, seconds: float | None = None, *, wait: Literal[True] = True) -> float: ...
@@ -371,9 +368,7 @@ class Remote:
             return left
 
         pending: Pending[float] = Pending(self.client, renewed)
-        self.client._request(pending, lib.held.dray_lease_renew_start, handle,
-                             arguments.milliseconds("seconds", seconds))
-        return self.client._settle(pending, wait)
+        return self.client._start(pending, wait, lib.held.dray_lease_renew_start, handle, arguments.milliseconds("seconds", seconds))
 
     @overload
     def release(self, *, wait: Literal[True] = True) -> None: ...
@@ -386,20 +381,23 @@ class Remote:
 
         To the owner of a lease this says that this holder has used it. Nothing happens if the remote is lost. The object cannot be used from the call on.
         """
-        pending: Pending[None] = Pending(self.client)
+        pending: Pending[None] = Pending(self.client, lambda _: self._withdraw())
         if self.lost is not None:
             pending._end(None, None)
         else:
-            handle = self._use()
-            self.client._request(pending, lib.held.dray_remote_release_start, handle)
-            self.client._remotes.pop(handle, None)
-            self.handle = 0
+            self.client._request(pending, lib.held.dray_remote_release_start, self._use())
+            self._withdraw()
         return self.client._settle(pending, wait)
+
+    def _withdraw(self) -> None:
+        self.client._remotes.pop(self.handle, None)
+        self.handle = 0
 
     def _lose(self, error: errors.Error) -> None:
         """The library has no use for the handle any more."""
         if self.lost is None:
             self.lost = error
+        if self.handle:
             self.client._free_remote(self.handle)
             self.handle = 0
 

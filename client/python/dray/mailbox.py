@@ -53,6 +53,7 @@ class Mailbox:
 
         def forget(_: Any) -> None:  # letters that come before the answer name this mailbox
             boxes.pop(handle, None)
+            self.handle = 0
 
         pending: Pending[None] = Pending(self.client, forget)
         self.client._request(pending, lib.held.dray_mailbox_close_start, handle)
@@ -92,10 +93,9 @@ class Mailboxes:
             box = client._mailboxes[c.mailbox] = Mailbox(client, name, c.mailbox)
             return box
 
-        pending: Pending[Mailbox] = Pending(client, adopt, lambda box: box.close(wait=False))
-        client._request(pending, lib.held.dray_mailbox_open_start, _text("the name", name, _NAME_MAX),
-                        arguments.number("capacity", capacity, (1 << 32) - 1))
-        return client._settle(pending, wait)  # type: ignore[no-any-return]
+        pending: Pending[Mailbox] = Pending(client, adopt, lambda box: box.handle and box.close(wait=False))
+        return client._start(pending, wait, lib.held.dray_mailbox_open_start, _text("the name", name, _NAME_MAX),  # type: ignore[no-any-return]
+                             arguments.number("capacity", capacity, (1 << 32) - 1))
 
     @overload
     def post(self, segment: str, name: str, payload: Any = b"", *, timeout: float | None = None,
@@ -123,10 +123,8 @@ class Mailboxes:
         client: Any = self
         data = arguments.data("payload", payload)
         pending: Pending[None] = Pending(client)
-        client._request(pending, lib.held.dray_post_start, _text("the segment", segment, _SEGMENT_MAX),
-                        _text("the name", name, _NAME_MAX), data, len(data),
-                        arguments.milliseconds("timeout", timeout))
-        return client._settle(pending, wait)  # type: ignore[no-any-return]
+        return client._start(pending, wait, lib.held.dray_post_start, _text("the segment", segment, _SEGMENT_MAX),  # type: ignore[no-any-return]
+                             _text("the name", name, _NAME_MAX), data, len(data), arguments.milliseconds("timeout", timeout))
 
 
 def to_letter(e: Any, boxes: dict[int, Mailbox]) -> Letter:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import struct
@@ -44,6 +45,15 @@ _OUTCOME_AT = lib.Completion.status.offset
 HELD_TRANSFER, HELD_STORE = HELD = range(2)
 
 
+class Waker:
+    """A callback of this package. It may be called twice: after an exception of a signal's handler nobody knows whether it has done its work."""
+
+    __slots__ = ("wake",)
+
+    def __init__(self, wake: Callable[[], object]) -> None:
+        self.wake = wake
+
+
 class Pending(Generic[T]):
     """A request that a client has started. It ends once, with a result or an error.
 
@@ -65,7 +75,7 @@ class Pending(Generic[T]):
         self._ended = False
         self._value: Any = None
         self._error: errors.Error | None = None
-        self._callbacks: list[Callable[[Any], object]] = []
+        self._callbacks: list[Any] = []
 
     @property
     def id(self) -> int:
@@ -101,20 +111,15 @@ class Pending(Generic[T]):
             self._client._wait(self, timeout)
         return self._error
 
-    def add_done_callback(self, fn: Callable[[Any], object]) -> None:
+    def add_done_callback(self, fn: Callable[[Any], object] | Waker) -> None:
         """Calls fn(self) once when the request ends, or now if it has ended.
 
         The call comes from the thread that takes the completion: one that waits, calls process() or
         done(), or runs an asyncio loop. It must not block. An exception is logged.
         """
-        callbacks = self._callbacks
-        callbacks.append(fn)
+        self._callbacks.append(fn)
         if self._ended:  # the end may have come before or after the append
-            try:
-                callbacks.remove(fn)
-            except ValueError:
-                return
-            self._call(fn)
+            self._run_callbacks()
 
     def cancel(self) -> bool:
         """Gives the request up; False if it has ended. Does not wait.
@@ -143,7 +148,7 @@ class Pending(Generic[T]):
             if not ended.done():
                 ended.set_result(None)
 
-        def on_end(_: Pending[T]) -> None:
+        def on_end() -> None:
             try:
                 if threading.get_ident() == home:
                     wake()
@@ -155,7 +160,7 @@ class Pending(Generic[T]):
         try:
             self._client._watch(loop)
             try:
-                self.add_done_callback(on_end)
+                self.add_done_callback(Waker(on_end))
                 await ended
             finally:
                 self._client._unwatch(loop)
@@ -170,34 +175,51 @@ class Pending(Generic[T]):
     def _miss(self) -> None:
         """It has ended, and the loop of the awaiting task was closed before."""
 
-    def _call(self, fn: Callable[[Any], object]) -> None:
-        try:
-            fn(self)
-        except Exception:
-            _logger.exception("a callback of %r failed", self)
-
     def _complete(self, c: Any) -> None:
-        """Ends the request as the library's completion says."""
+        """Ends the request as the library's completion says. Until it is not pending any more, this may be called again."""
+        value: Any = self._value
+        error: errors.Error | None = None
+        raised: BaseException | None = None
+        if value is None:
+            try:
+                value, error = self._outcome(c)
+            except BaseException as e:
+                value, error, raised = self._outcome_after(e, c)
+        if self._ended:  # it was given up
+            self._value = value
+            self._drop(value)
+            self._value = None
+        else:
+            self._value, self._error, self._ended = value, error, True
+        pending, key = self._client._pending, self._key
+        if key in pending:
+            del pending[key]
+        if raised is not None:
+            raise raised
+        if self._callbacks:
+            self._run_callbacks()
+
+    def _outcome(self, c: Any) -> tuple[Any, errors.Error | None]:
+        """The result, or the error. It may be asked for twice."""
         if c.status:
-            self._end(None, self._client._failure(c))
-            return
+            return None, self._client._failure(c)
         try:
-            value = self._convert(c) if self._convert else None
+            return self._convert(c) if self._convert else None, None
         except errors.Error as e:
-            self._end(None, e)
-            return
-        except BaseException as e:  # this thread may wait for another request, and another one for this one
+            return None, e
+
+    def _outcome_after(self, e: BaseException, c: Any) -> tuple[Any, errors.Error | None, BaseException | None]:
+        """_outcome() after an exception, and what is to be raised: a signal's handler has raised it, unless the next attempt fails as well."""
+        try:
+            return *self._outcome(c), e
+        except BaseException:
             error = errors.Internal(f"the result of {self!r} cannot be taken: {e!r}")
             error.__cause__ = e
-            self._end(None, error)
-            if isinstance(e, Exception):
-                _logger.error("%s", error, exc_info=e)
-                return
-            raise
-        if self._ended:  # it was given up
-            self._drop(value)
-            return
-        self._end(value, None)
+            if not isinstance(e, Exception):
+                return None, error, e
+            # this thread may wait for another request, and another one for this one
+            _logger.error("%s", error, exc_info=e)
+            return None, error, None
 
     def _drop(self, value: Any) -> None:
         """Undoes a result that nobody will see."""
@@ -217,12 +239,20 @@ class Pending(Generic[T]):
 
     def _run_callbacks(self) -> None:
         callbacks = self._callbacks
-        while callbacks:
+        while True:
+            if not callbacks:
+                return
+            fn = callbacks[0]
+            if fn.__class__ is Waker:
+                fn.wake()
+                with contextlib.suppress(ValueError):
+                    callbacks.remove(fn)
+                continue
+            del callbacks[0]
             try:
-                fn = callbacks.pop(0)
-            except IndexError:
-                break
-            self._call(fn)
+                fn(self)
+            except Exception:
+                _logger.exception("a callback of %r failed", self)
 
     def _state(self) -> str:
         if not self._ended:
@@ -268,7 +298,7 @@ class Transfer(Lending[Done]):
         self._ended = False
         self._value: Any = None
         self._error: errors.Error | None = None
-        self._callbacks: list[Callable[[Any], object]] = []
+        self._callbacks: list[Any] = []
         self._local, self._remote, self._holds = local, remote, None if is_long else HELD_TRANSFER
 
     def cancel(self, *, wait: bool = True) -> bool:
@@ -290,15 +320,27 @@ class Transfer(Lending[Done]):
 
     def _complete(self, c: Any) -> None:
         status, transport, n, duration_ns = _outcome(c, _OUTCOME_AT)
-        if status:
-            error = self._client._transfer_failure(self, c)
-            error.done = Done(-status, transport, n, duration_ns, error.message)
-            self._end(None, error)
-        else:
-            self._value = _new(Done, (0, transport, n, duration_ns, ""))
-            self._ended = True
-            if self._callbacks:
-                self._run_callbacks()
+        if status or self._ended:
+            super()._complete(c)
+            return
+        value = _new(Done, (0, transport, n, duration_ns, ""))
+        pending, key = self._client._pending, self._key
+        self._value, self._ended = value, True
+        if key in pending:
+            del pending[key]
+        if self._callbacks:
+            self._run_callbacks()
+
+    def _drop(self, value: Any) -> None:
+        """The bytes were moved."""
+
+    def _outcome(self, c: Any) -> tuple[Any, errors.Error | None]:
+        status, transport, n, duration_ns = _outcome(c, _OUTCOME_AT)
+        if not status:
+            return Done(0, transport, n, duration_ns, ""), None
+        error = self._client._transfer_failure(self, c)
+        error.done = Done(-status, transport, n, duration_ns, error.message)
+        return None, error
 
     def __repr__(self) -> str:
         return f"<Transfer {self._id:#x} of {self._local!r} and {self._remote!r}, {self._state()}>"

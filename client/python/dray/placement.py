@@ -189,5 +189,4 @@ def _put(client: Any, scope: str, segment: bytes | None, score: int, ttl: float 
 
 def _ask(client: Any, convert: Any, wait: bool, function: Any, *fields: Any) -> Any:
     pending: Pending[Any] = Pending(client, convert)
-    client._request(pending, function, *fields)
-    return client._settle(pending, wait)
+    return client._start(pending, wait, function, *fields)

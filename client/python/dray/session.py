@@ -71,10 +71,12 @@ class _EventWait(Pending[Any]):
     def _give_up(self) -> None:
         if not self.cancel() and self._value is not None:
             # it came, but the task that was to get it was cancelled first
-            self._client._report(self._value, first=True)
+            self._client._give_back(self._value)
 
     def _miss(self) -> None:
-        self._value = None  # so that _report() finds another place for it
+        value, self._value = self._value, None
+        if value is not None:
+            self._client._give_back(value)
 
 
 _SessionWait = Pending[None]
@@ -100,7 +102,6 @@ class Session(Waiting):
         self._unconfirmed: dict[int, Lending[Any]] = {}
         self._given_up: set[int] = set()  # keys of batches of the store that the caller has cancelled, and the agent has not answered
         self._event_waits: list[_EventWait] = []
-        self._queueing = threading.RLock()  # held while an event goes to a wait or to the queue, or a wait looks for one there
         self._session_waits: list[_SessionWait] = []
         self._failed: list[Region] = []
         self._rest: c_size_t | None = None  # the library's handle, when close() has begun
@@ -204,13 +205,7 @@ class Session(Waiting):
         self._handle()
         self._session_waits.append(pending)  # before it looks: another thread may take the event just now
         self._progress()
-        if self.info().connected:
-            pending._end(None, None)
-        elif self.error:
-            pending._end(None, self.error)
-        if pending._ended:
-            with contextlib.suppress(ValueError):
-                self._session_waits.remove(pending)
+        self._serve()
         if not wait:
             return pending
         try:
@@ -230,11 +225,14 @@ class Session(Waiting):
         which is not waited for. The client keeps each Memory until it has ended the session. Requests in flight end
         with errors.SessionClosed. May be called twice, and in any thread.
         """
+        error = self._closed()
         try:
             if timeout and self._d is not None:
                 self._remove_regions(timeout)
-        finally:  # also if a signal's handler raises
-            self._shut(self._closed())
+            self._shut(error)
+        except BaseException:  # also one of a signal's handler
+            self._shut(error)
+            raise
 
     def _remove_regions(self, timeout: float) -> None:
         if self._leader == threading.get_ident():
@@ -252,8 +250,7 @@ class Session(Waiting):
         """Ends everything that is pending, then the library's handle. Called again, it does what an exception of a signal handler has left."""
         if self._gone:
             return
-        with self._queueing:
-            self.error = self.error or error
+        self.error = self.error or error
         own = self._leader == threading.get_ident()
         lead: Any = contextlib.nullcontext() if own else self._lead
         try:
@@ -286,21 +283,21 @@ class Session(Waiting):
         """Ends the library's handle. What was read in place cannot be used any more; what a program still has of it stays mapped."""
         if self._rest is None:
             return
-        for view in list(_views.pop(self._rest.value, {}).values()):
+        for view in list(_views.get(self._rest.value, {}).values()):
             if (data := view()) is not None:
                 with contextlib.suppress(BufferError):
                     data.release()
+        _views.pop(self._rest.value, None)
         disconnect = lib.held.dray_disconnect
-        d, self._rest = self._rest, None
-        if d is not None:
-            disconnect(d)
-        self._mappings = {}
+        d, mappings = self._rest, self._mappings  # the mappings may be unmapped after the end of the handle
+        self._rest, self._mappings = None, {}
+        disconnect(d)
+        del mappings
 
     def _end_all(self, error: errors.Error) -> None:
         while self._pending:
-            for key, pending in list(self._pending.items()):
-                pending._end(None, error)
-                self._pending.pop(key, None)
+            self._end_waits(list(self._pending.values()), error)
+            self._pending.clear()
         self._unconfirmed.clear()
         self._end_waits(self._session_waits, error)
         self._end_waits(self._event_waits, None)
@@ -325,7 +322,7 @@ class Session(Waiting):
         """In a forked child: gives up the copy of the parent's session."""
         self._gone = _after_fork
         self._lead, self._leader, self._waking = threading.RLock(), 0, threading.RLock()
-        self._queueing, self._closing = threading.RLock(), threading.RLock()
+        self._closing = threading.RLock()
         self._give_up_handle()
 
     def __enter__(self: S) -> S:
@@ -366,23 +363,30 @@ class Session(Waiting):
     # --- requests -----------------------------------------------------------------------------------
 
     def _request(self, pending: Pending[Any], function: Any, *fields: Any) -> None:
-        """Starts a request by a function of the library that ends in _start."""
+        """Starts a request by a function of the library that ends in _start. After an exception it has a number if it was started."""
         self._handle()
         pending._key = key = next_key()
         number = c_uint64()
         self._pending[key] = pending
         try:
             code = self._call(function, *fields, key, byref(number))
-        except BaseException:  # the client was closed; or of a signal handler, and the request may have been started
-            if number.value:
-                self._abandon(pending)
-            else:
+            if code < 0:
+                raise self._last(code)
+            pending._id = number.value
+        except BaseException:
+            pending._id = number.value
+            if not pending._id:
                 self._pending.pop(key, None)
             raise
-        if code < 0:
-            self._pending.pop(key, None)
-            raise self._last(code)
-        pending._id = number.value
+
+    def _start(self, pending: Pending[T], wait: bool, function: Any, *fields: Any) -> T | Pending[T]:
+        """Starts a request; its result, or with wait=False the request."""
+        try:
+            self._request(pending, function, *fields)
+            return pending.result(self.timeout) if wait else pending
+        except BaseException:
+            self._leave(pending)
+            raise
 
     @overload
     def _settle(self, pending: Pending[T], wait: Literal[True]) -> T: ...
@@ -396,16 +400,25 @@ class Session(Waiting):
             return pending
         try:
             return pending.result(self.timeout)
-        except BaseException:  # its own error; or a limit, or what a signal handler raised: nobody will see the result
-            if not pending._ended:
-                pending._give_up()
-            elif pending._error is None:
-                pending._drop(pending._value)
+        except BaseException:
+            self._leave(pending)
             raise
 
+    def _leave(self, pending: Pending[Any]) -> None:
+        """After its own error; or a limit, or what a signal's handler has raised: nobody will see the result."""
+        if pending._ended:
+            if pending._error is None:
+                pending._drop(pending._value)
+        elif pending._id:
+            pending._give_up()
+
     def _abandon(self, pending: Pending[Any]) -> None:
-        pending._end(None, errors.Cancelled(f"{pending!r} was given up", handle=pending._id))
-        self._took()  # another thread may wait for it
+        try:
+            pending._end(None, errors.Cancelled(f"{pending!r} was given up", handle=pending._id))
+            self._took()  # another thread may wait for it
+        except BaseException:
+            self._recover(pending)
+            raise
 
     def _failure(self, c: Any) -> errors.Error:
         """The error of a completion."""
@@ -459,14 +472,17 @@ class Session(Waiting):
 
         None: `timeout` seconds have passed (None: no limit), or the session ended for good.
         """
-        pending = self.event(kind)
+        wait = None
         try:
-            return pending.result(timeout)
-        except errors.Timeout:
-            pending.cancel()
-            return pending._value
-        except BaseException:  # of a signal handler
-            pending._give_up()
+            wait = self.event(kind)
+            try:
+                return wait.result(timeout)
+            except errors.Timeout:
+                wait.cancel()
+                return wait._value
+        except BaseException:  # of a signal's handler
+            if wait is not None:
+                wait._give_up()
             raise
 
     def next_notification(self, timeout: float | None = None) -> events.Notification | None:
@@ -483,30 +499,14 @@ class Session(Waiting):
         """The next event of a kind, to be awaited. To cancel it loses no event. See next_event()."""
         self._handle()
         wait = _EventWait(self, kind or object)
-        self._progress()
         try:
-            with self._queueing:
-                self._take_queued(wait)
-                if wait._value is None and self.error is None:
-                    self._event_waits.append(wait)
-                    return wait
-            wait._end(wait._value, None)
-        except BaseException:  # of a signal handler
-            with self._queueing:
-                if wait._value is not None and not any(e is wait._value for e in self.events):
-                    self.events.appendleft(wait._value)
+            self._event_waits.append(wait)  # before it looks: another thread may take the event just now
+            self._progress()
+            self._serve()
+        except BaseException:  # of a signal's handler
+            wait._give_up()
             raise
         return wait
-
-    def _take_queued(self, wait: _EventWait) -> None:
-        """Gives it the oldest event of its kind, if there is one in the queue."""
-        for _ in range(len(self.events)):
-            try:
-                wait._value = next(e for e in self.events if isinstance(e, wait.kind))
-                self.events.remove(wait._value)
-                return
-            except (StopIteration, ValueError, RuntimeError):
-                wait._value = None  # another thread took it, or changed the queue
 
     def notification(self) -> Pending[events.Notification | None]:
         """The next notification, to be awaited: `await client.notification()`."""
@@ -521,61 +521,100 @@ class Session(Waiting):
             yield event
 
     def _cancel_event(self, wait: _EventWait) -> bool:
-        with contextlib.suppress(ValueError):
-            self._event_waits.remove(wait)
         if wait._ended:
             return False
-        wait._end(None, None)
-        self._took()
+        wait._ended = True
+        try:
+            wait._run_callbacks()
+            with contextlib.suppress(ValueError):
+                self._event_waits.remove(wait)
+            self._took()
+        except BaseException:
+            self._recover(wait)
+            raise
         return True
 
-    def _on_event(self, kind: int, e: Any) -> None:
-        _EVENTS.get(kind, Session._on_unknown)(self, e)
+    def _on_event(self, e: Any) -> None:
+        _EVENTS.get(e.type, Session._on_unknown)(self, e)
+        e.type = 0
 
-    def _report(self, event: Any, *, first: bool = False) -> None:
-        wait: _EventWait | None = None
-        while wait is None or wait._value is None:  # nobody waits there any more
-            with self._queueing:
-                wait = next((w for w in self._event_waits if isinstance(event, w.kind)), None)
-                if wait is None:
-                    self._queue(event, first)
-                    return
-                with contextlib.suppress(ValueError):  # it is given up just now
+    def _report(self, event: Any, e: Any = None, table: dict[int, Any] | None = None, key: int = 0) -> None:
+        """Puts an event into the queue, from where waits take it. With it are done: e, of which it is; and an entry of a table."""
+        queue = self.events
+        if len(queue) >= _EVENTS_MAX:
+            self._drop_events(queue)
+            self._serve_events()
+        queue += (event,)
+        if e is not None:
+            e.type = 0
+        if table is not None and key in table:
+            del table[key]
+        if self._event_waits:
+            self._serve_events(event)
+
+    def _give_back(self, event: Any) -> None:
+        """The next one that waits for an event of this kind gets this one."""
+        self.events.appendleft(event)
+        self._serve_events()
+
+    def _serve(self) -> None:
+        self._serve_events()
+        with contextlib.suppress(errors.Error):  # another thread has closed the client
+            if self._session_waits and (self.error is not None or self.info().connected):
+                self._end_waits(self._session_waits, self.error)
+
+    def _serve_events(self, newest: Any = None) -> None:
+        """Gives events of the queue to those who wait for them. newest: no other one is waited for."""
+        for wait in list(self._event_waits):
+            if not wait._ended and (newest is None or isinstance(newest, wait.kind)):
+                self._find_event(wait)
+            if not wait._ended and self.error is not None:
+                wait._end(None, None)
+            if wait._ended:
+                wait._run_callbacks()
+                with contextlib.suppress(ValueError):
                     self._event_waits.remove(wait)
-            wait._end(event, None)
 
-    def _queue(self, event: Any, first: bool) -> None:
-        """Keeps an event until the program takes it."""
-        if len(self.events) >= _EVENTS_MAX:
-            self._drop_events()
-        if first:
-            self.events.appendleft(event)
-        else:
-            self.events.append(event)
+    def _find_event(self, wait: _EventWait) -> None:
+        """Gives it the oldest event of its kind, if there is one in the queue."""
+        queue, changed = self.events, True
+        while changed and not wait._ended:
+            changed = False
+            for i, event in enumerate(list(queue)):
+                if isinstance(event, wait.kind):
+                    changed = True  # unless it is there
+                    with contextlib.suppress(IndexError):
+                        if queue[i] is event and not wait._ended:
+                            del queue[i]
+                            wait._value, wait._ended = event, True
+                    break
 
-    def _drop_events(self) -> None:
+    def _drop_events(self, queue: deque[Any]) -> None:
         """Makes room in the queue. Kinds that are rare, and say what has ended, are not lost for those that nobody takes."""
-        of = Counter(map(type, self.events.copy()))
+        of = Counter(map(type, list(queue)))
         del of[events.Dropped]
         if not of:  # the program has taken them meanwhile
             return
         kind, n = of.most_common(1)[0]
-        count, older = min(n, _EVENTS_DROPPED), []
-        left = count
-        try:
-            with contextlib.suppress(IndexError):  # the program takes some meanwhile
-                while left:
-                    event = self.events.popleft()
-                    if isinstance(event, events.Dropped) and event.kind is kind:
-                        count += event.number
-                    elif isinstance(event, kind):
-                        left -= 1
+        left, at, i = min(n, _EVENTS_DROPPED), -1, 0
+        said = events.Dropped(kind, 0)
+        with contextlib.suppress(IndexError):  # the program takes some meanwhile
+            while left:
+                event = queue[i]
+                if at < 0 and type(event) is events.Dropped and event.kind is kind:
+                    at, said = i, event
+                elif type(event) is kind:
+                    more = events.Dropped(kind, said.number + 1)
+                    if queue[i] is not event or at >= 0 and queue[at] is not said:
+                        return
+                    # in one step
+                    if at < 0:
+                        at = i
                     else:
-                        older.append(event)
-            if count > left:
-                self._report(events.Dropped(kind, count - left), first=True)
-        finally:  # also if a signal's handler raises
-            self.events.extendleft(reversed(older))
+                        del queue[i]
+                        i -= 1
+                    queue[at], said, left = more, more, left - 1
+                i += 1
 
     def _text_of(self, e: Any) -> errors.Error:
         return errors.make(e.code, lib.text(e.message), handle=e.region or e.remote or e.mailbox or e.id,
@@ -584,7 +623,7 @@ class Session(Waiting):
     def _on_notification(self, e: Any) -> None:
         payload = string_at(e.payload, e.length) if e.length else b""
         self._report(events.Notification(e.tag, payload, self._regions.get(e.region), e.agent_region,
-                                         bytes(e.agent_id), e.incarnation, e.id))
+                                         bytes(e.agent_id), e.incarnation, e.id), e)
 
     def _on_remote_lost(self, e: Any) -> None:
         remote, text = self._remotes.get(e.remote), lib.text(e.message)
@@ -592,10 +631,10 @@ class Session(Waiting):
             remote._lose(errors.make(e.code, text, handle=e.remote))
         else:
             self._free_remote(e.remote)
-        self._report(events.RemoteLost(remote, -e.code, text))
+        self._report(events.RemoteLost(remote, -e.code, text), e)
 
     def _on_draining(self, e: Any) -> None:
-        self._report(events.Draining(e.deadline_ms))
+        self._report(events.Draining(e.deadline_ms), e)
 
     def _on_lost(self, e: Any) -> None:
         error = self._text_of(e)
@@ -604,22 +643,23 @@ class Session(Waiting):
                 f"{remote!r} belongs to an earlier session", handle=remote.handle,
                 fix="Import a new token of its owner."))
         self._failed = []
-        self._report(events.Disconnected(error, False))
+        self._report(events.Disconnected(error, False), e)
 
     def _on_restored(self, e: Any) -> None:
         live = [r for r in list(self._regions.values()) if r.error is None and r.handle]
-        self._report(events.Reconnected(self.incarnation, bool(e.restarted), len(live), self._failed))
-        self._end_waits(self._session_waits, None)
+        self._report(events.Reconnected(self.incarnation, bool(e.restarted), len(live), self._failed), e)
+        self._serve()
 
     def _on_connected(self, e: Any) -> None:
         if not self._quiet:
-            self._report(events.Connected(self.incarnation))
-        self._end_waits(self._session_waits, None)
+            self._report(events.Connected(self.incarnation), e)
+        self._serve()
 
     @staticmethod
     def _end_waits(waits: list[Any], error: errors.Error | None) -> None:
         for wait in list(waits):
             wait._end(None, error)
+            wait._run_callbacks()
             with contextlib.suppress(ValueError):
                 waits.remove(wait)
 
@@ -627,43 +667,42 @@ class Session(Waiting):
         region, error = self._regions.get(e.region), self._text_of(e)
         if region is not None:
             region.error = error
-            self._failed.append(region)
-        self._report(events.RegionLost(region, error))
+            if region not in self._failed:
+                self._failed.append(region)
+        self._report(events.RegionLost(region, error), e)
 
     def _on_closed(self, e: Any) -> None:
         error = self._unreachable(self._text_of(e))
-        with self._queueing:
-            self.error = error
-        self._report(events.Disconnected(error, True))
-        self._end_waits(self._session_waits, error)
-        self._end_waits(self._event_waits, None)
+        self.error = error
+        self._report(events.Disconnected(error, True), e)
+        self._serve()
 
     def _on_segment(self, e: Any) -> None:
-        self._report(to_event(e))
+        self._report(to_event(e), e)
 
     def _on_letter(self, e: Any) -> None:
-        self._report(to_letter(e, self._mailboxes))
+        self._report(to_letter(e, self._mailboxes), e)
 
     def _on_mailbox_lost(self, e: Any) -> None:
         box, error = self._mailboxes.get(e.mailbox), self._text_of(e)
         if box is not None:
             box.error = error
-        self._report(events.MailboxLost(box, error))
+        self._report(events.MailboxLost(box, error), e)
 
     def _on_confirmed(self, e: Any) -> None:
-        request = self._unconfirmed.pop(e.id, None)
+        request = self._unconfirmed.get(e.id)
         if request is not None:
             error = errors.make(e.code, lib.text(e.message), handle=e.id) if e.code else None
-            self._report(events.Confirmed(request, error))
+            self._report(events.Confirmed(request, error), e, self._unconfirmed, e.id)
 
     def _on_lease_ended(self, e: Any) -> None:
-        lease = self._leases.pop(e.lease, None)
+        lease = self._leases.get(e.lease)
         if lease is not None:
             lease.how = OUTCOME_NAMES.get(e.outcome, str(e.outcome))
-            self._report(events.LeaseEnded(lease, lease.how, e.acquired))
+            self._report(events.LeaseEnded(lease, lease.how, e.acquired), e, self._leases, e.lease)
 
     def _on_dropped(self, e: Any) -> None:
-        self._report(events.Dropped(_KINDS.get(e.tag, object), e.id))
+        self._report(events.Dropped(_KINDS.get(e.tag, object), e.id), e)
 
     def _on_unknown(self, e: Any) -> None:
         pass  # of a newer library

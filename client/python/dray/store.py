@@ -246,8 +246,7 @@ class Store:
         client = self.client
         batch.space = self._text
         pending: Pending[Any] = _Batch(client, lambda c: convert(c.store.contents), undo)
-        client._request(pending, lib.held.dray_store_start, operation, byref(batch))
-        return client._settle(pending, wait)
+        return client._start(pending, wait, lib.held.dray_store_start, operation, byref(batch))
 
     def __repr__(self) -> str:
         return f"<Store {self.space!r} of {self.client!r}>"
@@ -286,13 +285,15 @@ class _Batch(Lending[Any]):
     def _complete(self, c: Any) -> None:
         if self._client._given_up:
             self._client._given_up.discard(self._key)
+        super()._complete(c)
+
+    def _outcome(self, c: Any) -> tuple[Any, errors.Error | None]:
         if not c.status:
-            super()._complete(c)
-            return
+            return super()._outcome(c)
         results = _results(c.store.contents) if c.store else []
         error: Any = self._client._remembered(self, self._client._failure(c), c)
         error.results = results
-        self._end(None, error)
+        return None, error
 
 
 class _Release(Pending[None]):
@@ -347,24 +348,24 @@ def _mapping(client: Client, address: int) -> lib.Mapping | None:
         lib.held.dray_store_keep(client._d, address, byref(base), byref(length))
     except ctypes.ArgumentError:
         return None
-    mapping = lib.Mapping(base.value or 0, length.value)
-    kept = client._mappings.setdefault(mapping.base, mapping)
-    if kept is not mapping:  # another thread has found it meanwhile
-        mapping.length = 0  # which unmaps nothing
-    return kept
+    mapping, mappings = lib.Mapping(base.value or 0), client._mappings
+    if mapping.base in mappings:  # another thread has found it meanwhile
+        return mappings[mapping.base]
+    mapping.length, mappings[mapping.base] = length.value, mapping
+    return mapping
 
 
 def _release(client: Client, views: list[StoreView]) -> None:
     """Ends the leases that these views have, at most those of a batch."""
     leased = [(view, view._lease) for view in views if view._lease]
-    for view, _ in leased:  # first: another thread may release it, too
-        view._lease = 0
-    if not leased or not client._d:
-        return
-    leases = (c_uint64 * len(leased))(*[lease for _, lease in leased])
     try:
+        for view, _ in leased:  # first: another thread may release it, too
+            view._lease = 0
+        if not leased or not client._d:
+            return
+        leases = (c_uint64 * len(leased))(*[lease for _, lease in leased])
         client._request(_Release(client), lib.held.dray_store_release_start, leases, len(leases))
-    except errors.Error:
+    except BaseException:  # also one of a signal's handler; a lease that has ended may be released again
         for view, lease in leased:
             view._lease = lease
         raise
