@@ -212,7 +212,7 @@ $(B)/tests/unit/test_segments: LIBS_test += -Wl,--wrap=preferred_rank
 # It has no DMA-BUF, and maps a file as one.
 $(B)/tests/unit/test_region: LIBS_test += -Wl,--wrap=extents_map
 # It counts the remotes that are dropped.
-$(B)/tests/unit/test_session_region: LIBS_test += -Wl,--wrap=pool_drop
+$(B)/tests/unit/test_session_region: LIBS_test += -Wl,--wrap=pool_drop,--wrap=pool_retire
 # It counts the regions that are looked at.
 $(B)/tests/unit/test_rails $(B)/tests/unit/tsan_rails: LIBS_test += -Wl,--wrap=rail_regions_check
 # Any other program of tests/: tests/unit/test_rings.c becomes build/asan/tests/unit/test_rings.

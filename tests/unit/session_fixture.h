@@ -135,7 +135,7 @@ void peer_import_cancel(struct peers *p, uint64_t id)
 
 void peer_release(struct peers *p, dray_handle peer, uint64_t grant, enum pmsg_release_how how)
 {
-	p->released[p->n_released++] = grant;
+	p->released[p->n_released++ % DRAY_ARRAY_SIZE(p->released)] = grant;
 }
 
 uint32_t peers_lease_grant(struct peers *p, const struct pmsg_token *token, uint32_t n)

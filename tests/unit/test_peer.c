@@ -537,6 +537,23 @@ static void test_drain(void **state)
 	rig_kill(c);
 }
 
+/* A peer that repeats that it drains: nothing happens again. */
+static void test_drain_repeated(void **state)
+{
+	dray_auto(sd_event_unref) sd_event *e = loop();
+	struct rig *a = rig_start(e, 1, 10);
+	struct puppet p;
+
+	puppet_join(&p, a, 7, 70);
+	for (unsigned k = 0; k < 3; k++)
+		puppet_say(&p, draining, 0, { 1000 });
+	puppet_say(&p, bye, 0, { DRAY_OK });
+	assert_true(rig_until(e, a->lost));
+	assert_int_equal(a->draining, 1);
+	puppet_end(&p);
+	rig_kill(a);
+}
+
 static void count(void *arg)
 {
 	(*(unsigned *)arg)++;
@@ -672,6 +689,7 @@ int main(void)
 		cmocka_unit_test(test_many_notifications),
 		cmocka_unit_test(test_notify_lost),
 		cmocka_unit_test(test_drain),
+		cmocka_unit_test(test_drain_repeated),
 		cmocka_unit_test(test_stop),
 		cmocka_unit_test(test_idle),
 		cmocka_unit_test(test_import_crosses_bye),

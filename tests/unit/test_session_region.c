@@ -5,6 +5,7 @@
 #include "tests/unit/session_fixture.h"
 #include "agent/control/session/internal.h"
 #include "agent/model/keys.h"
+#include "tests/unit/untouched.h"
 
 struct totals {
 	uint64_t open, regions, bytes, tokens, remotes;
@@ -644,6 +645,18 @@ void __wrap_pool_drop(struct worker_pool *p, enum object_kind kind, dray_handle 
 	__real_pool_drop(p, kind, handle, code, urgent, done, arg);
 }
 
+void __real_pool_retire(struct worker_pool *p, enum object_kind kind, dray_handle handle,
+			uint32_t code, void (*done)(void *arg), void *arg);
+void __wrap_pool_retire(struct worker_pool *p, enum object_kind kind, dray_handle handle,
+			uint32_t code, void (*done)(void *arg), void *arg);
+
+void __wrap_pool_retire(struct worker_pool *p, enum object_kind kind, dray_handle handle,
+			uint32_t code, void (*done)(void *arg), void *arg)
+{
+	drops++;
+	__real_pool_retire(p, kind, handle, code, done, arg);
+}
+
 /* Many remotes of a session that ends are released in several turns of the loop. */
 static void test_many_remotes(void **state)
 {
@@ -668,16 +681,101 @@ static void test_many_remotes(void **state)
 	client_close(owner);
 }
 
+static void lose_peer(struct sessions *ss)
+{
+	sessions_peer_lost(ss, LAB_PEER, DRAY_E_PEER_LOST, NULL);
+}
+
+static void drain_peer(struct sessions *ss)
+{
+	sessions_peer_draining(ss, LAB_PEER);
+}
+
+/* The same for the remotes of a peer that is lost, or drains. */
+static void many_remotes_of_peer(struct lab *l, void (*end)(struct sessions *ss), uint32_t code)
+{
+	const unsigned n = 2 * REMOTES_PER_TURN + 1;
+	struct client *c = client_open(l, "", 0);
+	struct token t = foreign_token(c);
+	struct dmsg_remote_lost lost;
+	dray_auto_free uint64_t *remotes = calloc(n, sizeof(*remotes));
+
+	assert_non_null(remotes);
+	l->cfg->limits.remotes_per_session = n;
+	for (unsigned i = 0; i < n; i++)
+		remotes[i] = import_peer(c, &t, i + 1);
+	drops = 0;
+	end(l->sessions);
+	assert_in_range(drops, 1, REMOTES_PER_TURN);
+	for (unsigned turns = 0, before; drops < n; turns++) {
+		assert_true(turns < 100 * n);
+		before = drops;
+		lab_turn(l);
+		assert_in_range(drops - before, 0, REMOTES_PER_TURN);
+	}
+	for (unsigned i = 0; i < n; i++) {
+		CLIENT_RECV(c, remote_lost, DMSG_REMOTE_LOST, &lost);
+		assert_int_equal(lost.remote, remotes[i]);
+		assert_int_equal(lost.code, code);
+	}
+	assert_int_equal(drops, n);
+	client_close(c);
+	lab_until(l, totals(l).remotes == 0);
+}
+
+static void test_many_remotes_lost(void **state)
+{
+	many_remotes_of_peer(*state, lose_peer, DRAY_E_PEER_LOST);
+}
+
+static void test_many_remotes_drain(void **state)
+{
+	many_remotes_of_peer(*state, drain_peer, DRAY_E_DRAINING);
+}
+
+/* What happens to one peer looks at no remote of another one. */
+static void test_remotes_of_others(void **state)
+{
+	struct lab *l = *state;
+	struct client *c = client_open(l, "", 0);
+	struct token t = foreign_token(c);
+	struct remote *r = remote_find(l->sessions, import_peer(c, &t, 1));
+
+	UNTOUCHED_BEGIN(*r);
+	sessions_peer_draining(l->sessions, LAB_PEER + 1);
+	sessions_peer_lost(l->sessions, LAB_PEER + 1, DRAY_E_PEER_LOST, NULL);
+	sessions_engine_lost(l->sessions, LAB_PEER, DRAY_E_PEER_LOST, "of another table");
+	UNTOUCHED_END(*r);
+	assert_int_equal(r->state, REMOTE_LIVE);
+	client_close(c);
+	lab_until(l, totals(l).remotes == 0);
+}
+
 int main(void)
 {
 #define T(t) cmocka_unit_test_setup_teardown(t, lab_setup, lab_teardown)
 	const struct CMUnitTest tests[] = {
-		T(test_add_remove),      T(test_add_refused),     T(test_fds_lost),
-		T(test_malformed),       T(test_quota),           T(test_pool),
-		T(test_local_remote),    T(test_import_refused),  T(test_owner_dies),
-		T(test_user_dies),       T(test_many_remotes),    T(test_fault),
-		T(test_peer_import),     T(test_rekey),           T(test_fence),
-		T(test_fence_and_death), T(test_release_of_lost), T(test_release_during_drain),
+		T(test_add_remove),
+		T(test_add_refused),
+		T(test_fds_lost),
+		T(test_malformed),
+		T(test_quota),
+		T(test_pool),
+		T(test_local_remote),
+		T(test_import_refused),
+		T(test_owner_dies),
+		T(test_user_dies),
+		T(test_many_remotes),
+		T(test_fault),
+		T(test_peer_import),
+		T(test_rekey),
+		T(test_fence),
+		T(test_fence_and_death),
+		T(test_release_of_lost),
+		T(test_release_during_drain),
+		T(test_many_remotes_lost),
+		T(test_many_remotes_drain),
+		T(test_remotes_of_others),
 	};
 
 	return cmocka_run_group_tests_name("session_region", tests, NULL, NULL);

@@ -170,6 +170,18 @@ static void handle_bye(struct peer *peer, uint32_t code)
 					   dray_error_name(code)));
 }
 
+static void handle_draining(struct peer *peer)
+{
+	const struct peers_deps *d = &peer->p->deps;
+	bool known = peer->fsm.state == PEER_STATE_DRAINING;
+
+	peer_event_why(peer, PEER_EVENT_DRAINS, dray_err_of(DRAY_E_DRAINING, "the peer drains"));
+	if (known)
+		return;
+	offers_decline(peer);
+	d->up->draining(*d->sessions, peer->handle);
+}
+
 static bool is_request(uint16_t type)
 {
 	return type == PMSG_IMPORT || type == PMSG_FENCE || type == PMSG_STREAM_RESET ||
@@ -223,10 +235,7 @@ static void dispatch(struct peer *peer, uint16_t type, uint64_t id, const union 
 		handle_notify(peer, id, &m->notify);
 		break;
 	case PMSG_DRAINING:
-		peer_event_why(peer, PEER_EVENT_DRAINS,
-			       dray_err_of(DRAY_E_DRAINING, "the peer drains"));
-		offers_decline(peer);
-		d->up->draining(*d->sessions, peer->handle);
+		handle_draining(peer);
 		break;
 	case PMSG_BYE:
 		handle_bye(peer, m->bye.code);

@@ -38,7 +38,8 @@ static void finish(struct pending_import *i, dray_handle engine, struct mooncake
 	struct dray_err err = DRAY_ERR_NULL;
 	struct remote *r = remote_new(s, &err);
 
-	if (!r || ranges_of(buffers, &r->view.ranges, &err) < 0) {
+	if (!r || remote_join_source(r, engine, true, &err) < 0 ||
+	    ranges_of(buffers, &r->view.ranges, &err) < 0) {
 		if (r)
 			remote_free(r);
 		free(buffers);
@@ -49,7 +50,6 @@ static void finish(struct pending_import *i, dray_handle engine, struct mooncake
 	}
 	r->buffers = buffers;
 	r->view.mooncake = buffers;
-	r->view.peer = engine;
 	r->view.o.length = buffers->v[buffers->n - 1].end;
 	r->view.o.access = DMSG_ACCESS_READ | DMSG_ACCESS_WRITE;
 	pool_publish(d->pool, &r->view.o);

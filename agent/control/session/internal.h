@@ -56,6 +56,7 @@ struct sessions {
 
 	struct dray_handles table, groups, remotes;
 	struct dray_map remotes_of_peers; /* struct remote, by peer and grant */
+	struct dray_map remote_sources;   /* struct remote_source, not of lost ones */
 	struct dray_list rekeys;          /* rekey.c */
 	sd_event_source *rekey_timer;
 	struct dedup dedup;
@@ -67,9 +68,10 @@ struct sessions {
 	void (*stopped)(void *arg);
 	void *stopped_arg;
 	sd_event_source *stopped_source;
-	sd_event_source *reaper;   /* closes sessions that are doomed */
-	struct dray_list leaving;  /* closed ones whose remotes are being released */
-	struct turn_work releases; /* of these remotes */
+	sd_event_source *reaper;         /* closes sessions that are doomed */
+	struct dray_list leaving;        /* closed ones whose remotes are being released */
+	struct dray_list ending_sources; /* struct remote_source with remotes that are to end */
+	struct turn_work remote_ends;    /* of the remotes of both */
 };
 
 /* The sessions of one owner that named the same group. Freed with its last member. */
@@ -152,9 +154,28 @@ struct remote_key {
 	uint64_t grant;
 };
 
+/* A peer, or an engine with Mooncake, whose remotes exist here. */
+struct remote_source_key {
+	dray_handle handle;
+	uint64_t is_engine;
+};
+
+struct remote_source {
+	struct dray_map_node node; /* in sessions->remote_sources unless it is lost */
+	struct remote_source_key key;
+	struct dray_list remotes;
+	struct dray_list ending;      /* remotes that are to be lost, or retired */
+	struct dray_list ending_link; /* in sessions->ending_sources */
+	bool lost;                    /* else it drains */
+	uint32_t code;
+	char why[DRAY_ERR_MSG_MAX];
+};
+
 struct remote {
-	struct dray_list link;      /* on session->remotes, or unreleased */
-	struct dray_map_node index; /* in sessions->remotes_of_peers; not for local ones */
+	struct dray_list link; /* on session->remotes, or unreleased */
+	struct dray_list source_link;
+	struct remote_source *source; /* NULL: of this agent, or its workers have released it */
+	struct dray_map_node index;   /* in sessions->remotes_of_peers; not for local ones */
 	struct remote_key key;
 	struct session *session;
 	enum remote_state state;
@@ -315,11 +336,25 @@ bool is_engine_token(struct dray_blob token);
 int import_engine(struct session *s, uint64_t request_id, struct dray_blob token,
 		  uint32_t timeout_ms, struct dray_err *reterr);
 
-/* Remotes of closed sessions that are released in one turn of the loop, each with commands to the workers. */
+void remote_lose(struct remote *r, uint32_t code, const char *why, bool urgent);
+/* The owner drains: transfers in flight may finish, then the grant is released. */
+void remote_retire(struct remote *r);
+
+/* remote_source.c: remotes by the peer or engine that they are of. */
+
+/* 0, or -ENOMEM with reterr. */
+int remote_join_source(struct remote *r, dray_handle handle, bool is_engine,
+		       struct dray_err *reterr);
+/* Nothing of the source concerns the remote any more. */
+void remote_leave_source(struct remote *r);
+/* Ends one remote of a source that is lost or drains. False: there is none. */
+bool remote_sources_step(struct sessions *ss);
+
+/* Remotes of closed sessions, and of peers that are lost or drain, that end in one turn of the loop, each with commands to the workers. */
 #define REMOTES_PER_TURN 512
 
 /* 0 or -errno. */
-int remotes_leave_init(struct sessions *ss);
+int remotes_work_init(struct sessions *ss);
 void session_remotes_close(struct session *s);
 /* A live remote of this session's group, or NULL with reterr. */
 struct remote *remote_get(struct session *s, dray_handle handle, struct dray_err *reterr);

@@ -77,6 +77,7 @@ struct remote *remote_new(struct session *s, struct dray_err *reterr)
 	}
 	r->session = s;
 	dray_list_init(&r->keys);
+	dray_list_init(&r->source_link);
 	o = &r->view.o;
 	o->kind = OBJECT_REMOTE;
 	o->group = s->shared.group;
@@ -90,7 +91,7 @@ void remote_free(struct remote *r)
 {
 	struct session *s = r->session;
 
-	dray_map_del(&s->owner->remotes_of_peers, &r->index);
+	remote_leave_source(r);
 	dray_list_del(&r->link);
 	dray_handles_del(&s->owner->remotes, r->view.o.handle);
 	s->n_remotes--;
@@ -155,7 +156,7 @@ static void handle_dropped(void *arg)
 
 	r->dropping = r->retired = false;
 	/* from here on the peer may reuse the grant */
-	dray_map_del(&r->session->owner->remotes_of_peers, &r->index);
+	remote_leave_source(r);
 	tell_owner(r);
 	if (r->state == REMOTE_RELEASING)
 		finish_release(r);
@@ -189,10 +190,20 @@ static void tell_lost(struct remote *r, uint32_t code, const char *why)
 	session_send(r->session, 0, DMSG_REMOTE_LOST, &m);
 }
 
-static void lose(struct remote *r, uint32_t code, const char *why, bool urgent)
+void remote_lose(struct remote *r, uint32_t code, const char *why, bool urgent)
 {
 	drop(r, code, urgent);
 	tell_lost(r, code, why);
+}
+
+void remote_retire(struct remote *r)
+{
+	if (r->dropping || r->state != REMOTE_LIVE)
+		return;
+	r->dropping = r->retired = true;
+	pool_retire(deps(r)->pool, OBJECT_REMOTE, r->view.o.handle, DRAY_E_DRAINING, handle_dropped,
+		    r);
+	tell_lost(r, DRAY_E_DRAINING, dray_error_doc(DRAY_E_DRAINING));
 }
 
 static void release(struct remote *r, uint32_t code)
@@ -216,7 +227,7 @@ void sessions_remote_fenced(struct sessions *ss, dray_handle peer, uint64_t gran
 		return;
 	}
 	r->fenced = true;
-	lose(r, code, dray_error_doc(code), false);
+	remote_lose(r, code, dray_error_doc(code), false);
 }
 
 void sessions_remote_keys(struct sessions *ss, dray_handle peer, uint64_t grant,
@@ -240,50 +251,12 @@ void sessions_remote_rekey(struct sessions *ss, dray_handle peer, uint64_t grant
 	remote_keys_end(ss, r ? &r->keys : &none, peer, request_id);
 }
 
-void sessions_peer_lost(struct sessions *ss, dray_handle peer, uint32_t code, const char *why)
-{
-	struct remote *r;
-
-	for (uint32_t at = 0; (r = dray_handles_next(&ss->remotes, &at, NULL));) {
-		if (r->view.is_local || r->view.peer != peer || r->owner_gone)
-			continue;
-		r->owner_gone = true;
-		dray_map_del(&ss->remotes_of_peers, &r->index);
-		lose(r, code, why && *why ? why : dray_error_doc(code), false);
-	}
-}
-
-void sessions_engine_lost(struct sessions *ss, dray_handle engine, uint32_t code, const char *why)
-{
-	struct remote *r;
-
-	for (uint32_t at = 0; (r = dray_handles_next(&ss->remotes, &at, NULL));)
-		if (r->view.mooncake && r->view.peer == engine && r->state == REMOTE_LIVE)
-			lose(r, code, why, false);
-}
-
-void sessions_peer_draining(struct sessions *ss, dray_handle peer)
-{
-	struct remote *r;
-
-	for (uint32_t at = 0; (r = dray_handles_next(&ss->remotes, &at, NULL));) {
-		if (r->view.is_local || r->view.peer != peer || r->dropping ||
-		    r->state != REMOTE_LIVE)
-			continue;
-		/* transfers in flight may finish; then the grant is released */
-		r->dropping = r->retired = true;
-		pool_retire(ss->deps.pool, OBJECT_REMOTE, r->view.o.handle, DRAY_E_DRAINING,
-			    handle_dropped, r);
-		tell_lost(r, DRAY_E_DRAINING, dray_error_doc(DRAY_E_DRAINING));
-	}
-}
-
 void sessions_revoke_local(struct sessions *ss, dray_handle remote, uint32_t code, bool urgent)
 {
 	struct remote *r = remote_find(ss, remote);
 
 	if (r)
-		lose(r, code, dray_error_doc(code), urgent);
+		remote_lose(r, code, dray_error_doc(code), urgent);
 }
 
 int request_remote_release(struct session *s, struct request *rq, struct dray_err *reterr)
@@ -342,13 +315,15 @@ static void finish_import(struct pending_import *i, dray_handle peer,
 	struct dray_err err = DRAY_ERR_NULL;
 	struct remote *r = remote_new(s, &err);
 
-	if (!r) {
+	if (!r || remote_join_source(r, peer, false, &err) < 0) {
+		if (r)
+			remote_free(r);
 		peer_release(d->peers, peer, m->grant, PMSG_RELEASE_HOW_DECLINED);
 		session_fail(s, i->request_id, -ENOMEM, &err);
 		return;
 	}
-	r->view.peer = r->key.peer = peer;
-	r->view.grant = r->key.grant = m->grant;
+	r->key = (struct remote_key){ peer, m->grant };
+	r->view.grant = m->grant;
 	dray_map_add(&s->owner->remotes_of_peers, &r->index, &r->key, sizeof(r->key));
 	r->view.o.length = m->length;
 	r->view.o.access = m->access;
@@ -493,35 +468,46 @@ static void leave(struct remote *r)
 {
 	struct session *s = r->session;
 
-	s->owner->releases.done++;
+	s->owner->remote_ends.done++;
 	dray_list_add(&s->remotes, &r->link);
 	r->replies = false;
 	release(r, DRAY_E_SESSION_CLOSED);
 }
 
-/* Sessions take turns, so that one with few remotes does not wait for one with many. */
+/* False: no closed session has remotes. */
+static bool one_leaves(struct sessions *ss)
+{
+	struct session *s = dray_list_pop(&ss->leaving, struct session, leaving);
+	struct remote *r;
+
+	if (!s)
+		return false;
+	r = dray_list_pop(&s->unreleased, struct remote, link);
+	if (!dray_list_empty(&s->unreleased))
+		dray_list_add(&ss->leaving, &s->leaving);
+	if (r)
+		leave(r);
+	return true;
+}
+
+/* Sessions and peers take turns, so that one with few remotes does not wait for one with many. */
 static int on_turn(sd_event_source *source, void *arg)
 {
 	struct sessions *ss = arg;
-	struct session *s;
+	bool more = true;
 
-	while (turn_work_has_room(&ss->releases) &&
-	       (s = dray_list_pop(&ss->leaving, struct session, leaving))) {
-		struct remote *r = dray_list_pop(&s->unreleased, struct remote, link);
-
-		if (!dray_list_empty(&s->unreleased))
-			dray_list_add(&ss->leaving, &s->leaving);
-		if (r)
-			leave(r);
+	while (more && turn_work_has_room(&ss->remote_ends)) {
+		more = one_leaves(ss);
+		more |= remote_sources_step(ss);
 	}
-	if (!dray_list_empty(&ss->leaving))
-		turn_work_go_on(&ss->releases);
+	if (more)
+		turn_work_go_on(&ss->remote_ends);
 	return 0;
 }
 
-int remotes_leave_init(struct sessions *ss)
+int remotes_work_init(struct sessions *ss)
 {
-	return turn_work_init(&ss->releases, ss->deps.event, REMOTES_PER_TURN, on_turn, ss);
+	return turn_work_init(&ss->remote_ends, ss->deps.event, REMOTES_PER_TURN, on_turn, ss);
 }
 
 void session_remotes_close(struct session *s)
@@ -539,11 +525,11 @@ void session_remotes_close(struct session *s)
 	}
 	dray_list_splice(&s->unreleased, &s->remotes);
 	/* the session stays, because its worker has not answered the close */
-	while (turn_work_has_room(&ss->releases) &&
+	while (turn_work_has_room(&ss->remote_ends) &&
 	       (r = dray_list_pop(&s->unreleased, struct remote, link)))
 		leave(r);
 	if (dray_list_empty(&s->unreleased))
 		return;
 	dray_list_add(&ss->leaving, &s->leaving);
-	turn_work_go_on(&ss->releases);
+	turn_work_go_on(&ss->remote_ends);
 }

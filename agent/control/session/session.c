@@ -83,13 +83,15 @@ int sessions_new(struct sessions **ret, const struct sessions_deps *deps, struct
 	dray_handles_init(&ss->groups, (uint32_t)deps->cfg->limits.sessions, 0);
 	dray_handles_init(&ss->remotes, DRAY_HANDLES_MAX, DMSG_HANDLE_KIND_REMOTE);
 	dray_map_init(&ss->remotes_of_peers);
+	dray_map_init(&ss->remote_sources);
+	dray_list_init(&ss->ending_sources);
 	dray_list_init(&ss->rekeys);
 	dray_list_init(&ss->leaving);
 	r = sd_event_add_defer(deps->event, &ss->reaper, handle_doomed, ss);
 	if (r >= 0)
 		r = sd_event_source_set_enabled(ss->reaper, SD_EVENT_OFF);
 	if (r >= 0)
-		r = remotes_leave_init(ss);
+		r = remotes_work_init(ss);
 	if (r < 0) {
 		close_passed(deps);
 		return dray_err_set(reterr, r, DRAY_E_NO_MEMORY, "no memory for sessions");
@@ -113,7 +115,7 @@ struct sessions *sessions_free(struct sessions *ss)
 	ss->stopped_source = sd_event_source_disable_unref(ss->stopped_source);
 	rekeys_free(ss);
 	ss->reaper = sd_event_source_disable_unref(ss->reaper);
-	turn_work_deinit(&ss->releases);
+	turn_work_deinit(&ss->remote_ends);
 	/* workers still use the quotas and rings of these sessions */
 	if (ss->table.count) {
 		log_warning("session", "%" PRIu32 " sessions have not ended, ignoring",
@@ -124,6 +126,7 @@ struct sessions *sessions_free(struct sessions *ss)
 	dray_handles_deinit(&ss->groups);
 	dray_handles_deinit(&ss->remotes);
 	dray_map_deinit(&ss->remotes_of_peers);
+	dray_map_deinit(&ss->remote_sources);
 	dray_map_deinit(&ss->dedup.by_key);
 	free(ss->dedup.entries);
 	segment_changes_deinit(&ss->segment_changes);
