@@ -11,6 +11,7 @@
  *   get N        GETs of all of them
  *   read N       transfers of their bytes
  *   check N      the same, and afterwards the CRC-32C of each object
+ *   ask N        the same after a round trip between two bare processes over TCP, as a lookup at the owner takes
  *   redis N      GETs of one of them from redis
  */
 #include <getopt.h>
@@ -18,11 +19,13 @@
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
+#include "ctl/ceiling/echo.h"
 #include "tests/bench/bench_session.h"
 
 #define OBJECTS_MAX 64
 #define FIND_TRIES 100
 #define FIND_PAUSE_US 100000
+#define QUESTION 64 /* bytes; the answer is a word */
 
 /* One side: the memory where the objects are, or come. */
 struct side {
@@ -41,6 +44,7 @@ static struct dray_store_item items[OBJECTS_MAX];
 static struct dray_store_range ranges[OBJECTS_MAX];
 static struct dray_op ops[OBJECTS_MAX];
 static uint32_t sums[OBJECTS_MAX];
+static struct ceiling_echo echo = CEILING_ECHO_NULL;
 static int redis = -1;
 static char *reply;
 
@@ -100,6 +104,13 @@ static void read_and_check(void)
 	for (uint32_t i = 0; i < count; i++)
 		if (dray_checksum(0, here.memory + i * size, size) != sums[i])
 			bench_die("other bytes have come");
+}
+
+static void ask_read_and_check(void)
+{
+	if (ceiling_echo_trips(&echo, 1))
+		bench_die("the other end of the round trips has ended");
+	read_and_check();
 }
 
 static void redis_ask(const char *head, const void *value, size_t n, size_t answer)
@@ -215,6 +226,7 @@ int main(int argc, char **argv)
 	} commands[] = { { "get", get },
 			 { "read", read_all },
 			 { "check", read_and_check },
+			 { "ask", ask_read_and_check },
 			 { "redis", redis_get } };
 	const char *path = NULL, *owner = NULL;
 	struct dray_token token;
@@ -239,6 +251,8 @@ int main(int argc, char **argv)
 	}
 	if (!path || !owner || !space || !bytes)
 		bench_die("--socket, --owner, --space and --bytes are needed");
+	if (ceiling_echo_open(&echo, CEILING_ECHO_TCP, QUESTION))
+		bench_die("no bare round trips over TCP");
 	here = side_open(path);
 	there = side_open(owner);
 	token = bench_session_export(there.d, there.region);
@@ -258,13 +272,14 @@ int main(int argc, char **argv)
 			bench_say("{\"objects\": %u}", count);
 			continue;
 		}
-		while (i < 4 && strcmp(word, commands[i].word) != 0)
+		while (i < 5 && strcmp(word, commands[i].word) != 0)
 			i++;
-		if (i == 4 || !count || (commands[i].one == redis_get && redis < 0))
+		if (i == 5 || !count || (commands[i].one == redis_get && redis < 0))
 			bench_die("%s is no command now", word);
 		run(commands[i].one, n, commands[i].one == redis_get ? size : count * size);
 	}
 	dray_disconnect(here.d);
 	dray_disconnect(there.d);
+	ceiling_echo_close(&echo);
 	return 0;
 }

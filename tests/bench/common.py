@@ -158,11 +158,16 @@ def sized(tool, guess, word="run"):
 
 
 def against_transfer(records, remote, name, unit=("GB/s", 1e9), n=None):
-    """GETs of what bench_remote has put at the other agent, beside its transfers of these bytes, without and with a CRC-32C afterwards."""
+    """
+    GETs of what bench_remote has put at the other agent, beside its transfers of these bytes, without and with a CRC-32C afterwards; and beside the
+    latter after a bare round trip, because a GET asks the owner, which leases the objects.
+    """
     times = sized(remote, 1, "get")
-    done = rounds({word: lambda word=word: rate(remote.ask(word, times)) / unit[1] for word in ("get", "check", "read")}, n)
+    done = rounds({word: lambda word=word: rate(remote.ask(word, times)) / unit[1] for word in ("get", "ask", "check", "read")}, n)
     add_beside(records, done, f"GET from another agent, {name}", "get", unit[0], "read", "dray's transfer of these bytes", (">=", 0.85))
     add_beside(records, done, f"the same, {name}", "get", unit[0], "check", "the transfer, then CRC-32C", (">=", 0.85))
+    add_beside(records, done, f"the same, {name}", "get", unit[0], "ask", "a bare round trip, the transfer, CRC-32C")
+    add_beside(records, done, f"a bare round trip, the transfer, CRC-32C, {name}", "ask", unit[0], "check", "the transfer, then CRC-32C")
 
 
 def rounds(ways, n=None):

@@ -51,7 +51,7 @@ the time of the former, another one that of a transfer at once after it."""),
     ("store", "The store", """\
 `bench_store.py`: objects of an agent's memory and disk, and of another agent over TCP on the same host (`store.keep_copies = false`), between
 memfds. The ceilings are memcpy in one thread; fio on the same file system, with the same sizes and depth; dray's own transfer of the same
-bytes without a checksum; redis; and Mooncake Store's client, whose segment is in another process. GETs beside dray's transfers and beside redis
+bytes, without a checksum, with one, and with one after a round trip between two bare processes, as the owner is asked; redis; and Mooncake Store's client, whose segment is in another process. GETs beside dray's transfers and beside redis
 over TCP are those of one C program; those beside Mooncake are Python's on both sides, or C's here, and the processor time is that of all processes
 of a side. Mooncake's sockets have the kernel's default congestion control, here `bbr`, and dray's within a node `reno`. The bare programs beside
 Mooncake ask for the same objects over TCP, with dray's congestion control, and receive them straight into their places: two processes, which is the
@@ -62,7 +62,8 @@ sends and receives what its own cache holds. fio allocates the blocks of its fil
 with two processors. The work of the emulated processors for each packet limits both."""),
     ("rdma_store", "The store over RDMA", """\
 GETs of what another agent has, beside dray's own transfer of the same bytes, by one C program; and beside that transfer and the CRC-32C that a GET
-verifies, computed by the client. The emulator computes about 90 MB of it in a second."""),
+verifies, computed by the client. The emulator computes about 90 MB of it in a second. A GET also asks the owner, which leases the objects: a further
+ceiling has a round trip over TCP between two bare processes before the transfer."""),
     ("rdma_counts", "Transport rdma, counts", """\
 Requests to the device for each operation, with one transfer at a time; they are the same on every device. No operations are adjacent.
 With Soft-RoCE the agent posts reads one list at a time, and a further read confirms each slice."""),
