@@ -529,5 +529,8 @@ bool store_list(struct store *s, struct store_listing *at, uint32_t max, store_c
 /* Objects of name spaces with a name. */
 uint64_t store_listed(struct store *s);
 
-/* Forgets name spaces that have no objects and no users, and gives their memory back. */
+/*
+ * Forgets name spaces that have no objects and no users, and gives their memory back. The store does it by itself when the last object of an
+ * owner in one is not on disk any more.
+ */
 void store_sweep(struct store *s);

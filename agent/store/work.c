@@ -183,6 +183,7 @@ static void op_done(struct disk_request *r)
 	struct store *s = store_of(o);
 	uint8_t work = disk_part(o)->work;
 	struct queue *q = queue_of(s->tier, work);
+	bool last = false;
 
 	pthread_mutex_lock(&s->lock);
 	q->in_flight--;
@@ -197,11 +198,15 @@ static void op_done(struct disk_request *r)
 	} else if (work == WORK_REPLACE) {
 		replace_end(o);
 	} else {
+		last = o->member->refs == 1;
 		item_forget(o);
 	}
 	op_free(q, op);
 	works_kick(s->tier);
 	pthread_mutex_unlock(&s->lock);
+	/* its session may have ended long ago */
+	if (last)
+		store_sweep(s);
 }
 
 static struct op *op_alloc(const struct store *s, struct queue *q)

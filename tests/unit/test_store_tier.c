@@ -561,6 +561,32 @@ static void test_counts_by_tier(void **state)
 	assert_int_equal(i.disk_evicted_cost_us, 1);
 }
 
+static void count_space(void *arg, const struct store_space_info *i)
+{
+	++*(unsigned *)arg;
+}
+
+static unsigned count_spaces(void)
+{
+	unsigned n = 0;
+
+	store_each(rig.store, count_space, &n);
+	return n;
+}
+
+/* Its last object was removed before its session ended, and leaves the disk afterwards. */
+static void test_name_space_of_a_removed_object_is_swept(void **state)
+{
+	put(0, 100);
+	settle();
+	drop(0);
+	store_user_free(dray_take(rig.user));
+	store_sweep(rig.store);
+	assert_int_equal(count_spaces(), 1);
+	while (count_spaces())
+		turn();
+}
+
 /* --- a folder that comes later ------------------------------------------------------------------------- */
 
 static bool exists(unsigned k)
@@ -1256,6 +1282,7 @@ int main(void)
 		TEST(test_keys_that_change_before_the_folder_is_read),
 		TEST(test_a_call_evicts_some),
 		TEST(test_counts_by_tier),
+		TEST(test_name_space_of_a_removed_object_is_swept),
 		TEST(test_no_memory_for_works),
 		TEST(test_puts_elsewhere_before_the_folder_is_read),
 		TEST(test_copies_before_the_folder_is_read),
