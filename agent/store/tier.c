@@ -129,19 +129,6 @@ static bool restore_room(struct store_object *o)
 			      disk_blocks(object_bytes(o)));
 }
 
-/* The same for an object that was not there before. */
-static bool restore(struct store_object *o)
-{
-	struct budget_account *a = &o->member->account->budget;
-
-	if (!budget_restore(a, RESOURCE_STORE_OBJECTS, 1))
-		return false;
-	if (restore_room(o))
-		return true;
-	budget_put(a, RESOURCE_STORE_OBJECTS, 1);
-	return false;
-}
-
 void tier_return_room(struct store_object *o)
 {
 	budget_put(&o->member->account->budget, RESOURCE_STORE_DISK_BYTES,
@@ -160,6 +147,54 @@ uint64_t tier_evict(struct store_space *sp)
 	sp->disk_evicted_cost_us += (uint64_t)e->cost;
 	item_remove(dray_container_of(e, struct store_object, policy), true);
 	return bytes;
+}
+
+static uint64_t objects_of(const struct store_object *o)
+{
+	return atomic_load(&o->member->account->budget.of[RESOURCE_STORE_OBJECTS].used);
+}
+
+/*
+ * All have as many objects as the agent may have: the owner with the most gives one up for an owner that has fewer. Objects come in the
+ * order of their names, and so one owner's after the other's. False: this owner has as many.
+ */
+static bool evict_of_largest(const struct store_object *o)
+{
+	const struct budget *b = &o->member->account->budget.all->of[RESOURCE_STORE_OBJECTS];
+	uint64_t owner_max = atomic_load(&b->owner_max), most = objects_of(o) + 1;
+	struct store_space *from = NULL;
+
+	if (owner_max && most > owner_max)
+		return false;
+	dray_list_for_each(&store_of(o)->spaces, sp, struct store_space, link) {
+		struct policy_entry *e = policy_victim(sp->disk_policy);
+		uint64_t n = e ? objects_of(dray_container_of(e, struct store_object, policy)) : 0;
+
+		if (n <= most)
+			continue;
+		most = n;
+		from = sp;
+	}
+	return from && tier_evict(from);
+}
+
+static bool restore_object(struct store_object *o)
+{
+	struct budget_account *a = &o->member->account->budget;
+
+	return budget_restore(a, RESOURCE_STORE_OBJECTS, 1) ||
+	       (evict_of_largest(o) && budget_restore(a, RESOURCE_STORE_OBJECTS, 1));
+}
+
+/* Counts an object that was on disk before the start. */
+static bool restore(struct store_object *o)
+{
+	if (!restore_room(o))
+		return false;
+	if (restore_object(o))
+		return true;
+	tier_return_room(o);
+	return false;
 }
 
 /* False: there is nothing to evict, or it does not help. */

@@ -78,7 +78,7 @@ static struct rig {
 	struct store *store;
 	struct store_user *user;
 	struct store_member *member;
-	uint64_t disk_bytes;
+	uint64_t disk_bytes, objects; /* objects: of all owners; 0: as many as bytes */
 	bool write_back, lend;
 	bool derived; /* the shares of owners are those that others leave */
 } rig;
@@ -130,6 +130,10 @@ static void start(void)
 	memset(&rig.budgets, 0, sizeof(rig.budgets));
 	for (unsigned i = 0; i < RESOURCE_N; i++)
 		rig.budgets.of[i].max = rig.budgets.of[i].owner_max = OWNER_BYTES;
+	if (rig.objects) {
+		rig.budgets.of[RESOURCE_STORE_OBJECTS].max = rig.objects;
+		rig.budgets.of[RESOURCE_STORE_OBJECTS].owner_max = 0;
+	}
 	rig.budgets.of[RESOURCE_STORE_DISK_BYTES].max = rig.disk_bytes;
 	rig.budgets.of[RESOURCE_STORE_DISK_BYTES].owner_max = rig.derived ? 0 : rig.disk_bytes;
 	budget_account_init(&rig.account.budget, &rig.budgets, "t", 0);
@@ -775,6 +779,43 @@ static void test_shares_at_the_start(void **state)
 	assert_int_equal(store_totals(rig.store).disk_objects, 4);
 }
 
+/* Two owners have so many objects on disk, and both together may have 8: so many are left of each. */
+static void start_with(unsigned n, unsigned n_other, unsigned left, unsigned left_other)
+{
+	const _Atomic uint64_t *used = &rig.account.budget.of[RESOURCE_STORE_OBJECTS].used,
+			       *used_other = &rig.other.budget.of[RESOURCE_STORE_OBJECTS].used;
+	struct dray_err e = DRAY_ERR_NULL;
+
+	for (unsigned k = 0; k < n; k++)
+		put(k, 100);
+	store_user_free(rig.user);
+	rig.user = store_user_new(rig.store, &rig.other, &e);
+	rig.member = store_join(rig.user, (struct dray_str){ "", 0 }, &e);
+	for (unsigned k = 0; k < n_other; k++)
+		put(k, 100);
+	settle();
+	rig.objects = 8;
+	for (unsigned i = 0; i < 2; i++) {
+		stop();
+		start();
+		assert_int_equal(*used, left);
+		assert_int_equal(*used_other, left_other);
+		while (store_totals(rig.store).disk.objects > 8)
+			turn();
+	}
+}
+
+/* With more objects on disk than there may be, those with the most lose some, in whatever order they are found. */
+static void test_owners_are_equal_at_the_start(void **state)
+{
+	start_with(10, 4, 4, 4);
+}
+
+static void test_owners_are_equal_in_the_other_order(void **state)
+{
+	start_with(3, 10, 3, 5);
+}
+
 /* Those that are only on disk count, too, and are the first to go; those that wait for their removal there do not count. */
 static void test_objects_are_bounded(void **state)
 {
@@ -1288,6 +1329,8 @@ int main(void)
 		TEST(test_copies_before_the_folder_is_read),
 		TEST(test_copy_of_another_owner_before_the_folder_is_read),
 		TEST(test_shares_at_the_start),
+		TEST(test_owners_are_equal_at_the_start),
+		TEST(test_owners_are_equal_in_the_other_order),
 		TEST(test_objects_are_bounded),
 		TEST(test_loan_at_the_end),
 		TEST(test_writes_do_not_wait_for_commits),
