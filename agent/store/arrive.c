@@ -111,7 +111,7 @@ static void arrive(struct store *s, const struct arrival *v)
 	o->holds++;
 	o->copy = 1;
 	/* else it ends with the GET */
-	if (!v->right || !s->cfg.keep_copies || !item_appear(o))
+	if (!v->right || !s->cfg.keep_copies || !o->is_counted || !item_appear(o))
 		o->state = OBJECT_GONE;
 	else
 		object_set_crc(o, v->crc);

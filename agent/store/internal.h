@@ -75,7 +75,8 @@ struct store_object {
 	struct policy_entry policy; /* and its bytes, cost, and hash of its key */
 	struct extent at;
 	struct store_member *member; /* who has put it */
-	uint32_t holds : 31;
+	uint32_t holds : 30;
+	uint32_t is_counted : 1; /* against the objects of its owner */
 	uint32_t has_crc : 1;
 	uint32_t crc;         /* CRC-32C of its bytes, for other agents */
 	uint8_t state : 2;    /* enum object_state */

@@ -179,7 +179,8 @@ static void item_free(struct store_object *o)
 	if (o->resident)
 		place_free(o);
 	/* what waits for its removal from disk is never more than may be there, because the next writes come behind it */
-	budget_put(&o->member->account->budget, RESOURCE_STORE_OBJECTS, 1);
+	if (o->is_counted)
+		budget_put(&o->member->account->budget, RESOURCE_STORE_OBJECTS, 1);
 	if (is_on_disk(o) && !s->closing) {
 		tier_remove(o);
 		return;
@@ -408,15 +409,24 @@ static bool charge_object(struct store_member *m)
 	return true;
 }
 
-/* The share of a new object of its owner. */
-static bool charge_new(struct store_member *m, uint64_t bytes)
+/*
+ * The same for a copy of another agent's object, which must not cost one on disk: at most it takes the place of one that its owner has in
+ * memory alone. False: it is not counted, and ends with its GET.
+ */
+static bool charge_copy(struct store_member *m)
 {
-	if (!charge(m, bytes, true))
-		return false;
-	if (charge_object(m))
+	struct budget_account *a = &m->account->budget;
+	struct policy_entry *e;
+	struct store_object *o;
+
+	if (budget_try(a, RESOURCE_STORE_OBJECTS, 1))
 		return true;
-	budget_put(&m->account->budget, RESOURCE_STORE_BYTES, bytes);
-	return false;
+	e = m->space->store->cfg.evict ? policy_victim(m->space->policy) : NULL;
+	o = e ? dray_container_of(e, struct store_object, policy) : NULL;
+	if (!o || is_on_disk(o) || o->member != m)
+		return false;
+	item_remove(o, true);
+	return budget_try(a, RESOURCE_STORE_OBJECTS, 1);
 }
 
 void item_own(struct store_object *o)
@@ -435,6 +445,19 @@ enum put_kind {
 	PUT_PREFER,  /* likewise, and stays if that does not take it */
 };
 
+/* The share of a new object of its owner. */
+static bool charge_new(struct store_member *m, uint64_t bytes, enum put_kind kind,
+		       bool *ret_counted)
+{
+	if (!charge(m, bytes, true))
+		return false;
+	*ret_counted = kind == PUT_COPY ? charge_copy(m) : charge_object(m);
+	if (*ret_counted || kind == PUT_COPY)
+		return true;
+	budget_put(&m->account->budget, RESOURCE_STORE_BYTES, bytes);
+	return false;
+}
+
 static bool goes_elsewhere(enum put_kind kind)
 {
 	return kind == PUT_FORWARD || kind == PUT_PREFER;
@@ -447,6 +470,7 @@ static enum dmsg_store_status put_begin(struct store_member *m, struct store_key
 	struct store_space *sp = m->space;
 	uint32_t h = item_hash(sp, key);
 	struct store_object *o = index_find(sp, key, h);
+	bool counted;
 
 	if (o && goes_elsewhere(kind))
 		return item_meets_forward(o, kind == PUT_PREFER);
@@ -458,12 +482,12 @@ static enum dmsg_store_status put_begin(struct store_member *m, struct store_key
 	if (bytes > sp->store->cfg.bytes || bytes > OBJECT_BYTES_MAX ||
 	    room(bytes) > budget_limit(&m->account->budget, RESOURCE_STORE_BYTES))
 		return DMSG_STORE_STATUS_TOO_LARGE;
-	if (!charge_new(m, room(bytes)))
+	if (!charge_new(m, room(bytes), kind, &counted))
 		return DMSG_STORE_STATUS_BUSY;
 	o = item_new(sp->store, key);
 	if (!o || !place(sp, o, granules(bytes), true)) {
 		item_dealloc(sp->store, o);
-		budget_put(&m->account->budget, RESOURCE_STORE_OBJECTS, 1);
+		budget_put(&m->account->budget, RESOURCE_STORE_OBJECTS, counted);
 		budget_put(&m->account->budget, RESOURCE_STORE_BYTES, room(bytes));
 		return DMSG_STORE_STATUS_BUSY;
 	}
@@ -471,6 +495,7 @@ static enum dmsg_store_status put_begin(struct store_member *m, struct store_key
 	m->refs++;
 	o->state = OBJECT_WRITING;
 	o->resident = true;
+	o->is_counted = counted;
 	o->prefers = kind == PUT_PREFER;
 	policy_set_bytes(&o->policy, bytes);
 	o->policy.cost = (float)cost_us;

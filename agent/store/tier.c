@@ -442,6 +442,7 @@ static int object_add(struct store_member *m, struct store_key key, uint64_t byt
 		return -ENOMEM;
 	o->member = m;
 	o->state = OBJECT_LIVE;
+	o->is_counted = true;
 	policy_set_bytes(&o->policy, bytes);
 	o->policy.cost = cost;
 	o->policy.tag = item_hash(sp, key);

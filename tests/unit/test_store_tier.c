@@ -851,6 +851,49 @@ static void test_objects_are_bounded(void **state)
 	assert_int_equal(all->used, OBJECTS - 1);
 }
 
+/* A copy of another agent's object, which a GET reads. */
+static void copy(unsigned k)
+{
+	struct store_arrivals *a = store_arrivals_new(rig.store, 1);
+	struct store_object *o;
+	struct store_get g;
+	char text[16];
+
+	assert_int_equal(store_copy_begin(rig.member, key_of(text, k), 100, 1, false, &o),
+			 DMSG_STORE_STATUS_OK);
+	store_arrivals_add(a, o, 0, 0, &g);
+	store_arrive(a);
+	assert_int_equal(store_get_end(&g), DMSG_STORE_STATUS_OK);
+}
+
+/* At the limit of the number of objects, a copy stays only in the place of what is in memory alone. */
+static void test_copies_cost_no_object_on_disk(void **state)
+{
+	enum { OBJECTS = 4 };
+	struct budget *all = &rig.budgets.of[RESOURCE_STORE_OBJECTS];
+
+	all->owner_max = OBJECTS;
+	for (unsigned k = 0; k < OBJECTS; k++)
+		put(k, 100);
+	settle();
+	copy(9);
+	leave_memory();
+	copy(9);
+	assert_false(exists(9));
+	assert_int_equal(all->used, OBJECTS);
+	assert_int_equal(store_totals(rig.store).disk_objects, OBJECTS);
+	assert_int_equal(store_totals(rig.store).bytes, 0);
+	drop(0);
+	copy(9);
+	assert_true(exists(9));
+	copy(10);
+	assert_true(exists(10));
+	assert_false(exists(9));
+	assert_int_equal(all->used, OBJECTS);
+	settle();
+	assert_int_equal(store_totals(rig.store).disk_objects, OBJECTS - 1);
+}
+
 /* --- the end ------------------------------------------------------------------------------------------- */
 
 /* An object that another agent still holds when the store ends. */
@@ -1332,6 +1375,7 @@ int main(void)
 		TEST(test_owners_are_equal_at_the_start),
 		TEST(test_owners_are_equal_in_the_other_order),
 		TEST(test_objects_are_bounded),
+		TEST(test_copies_cost_no_object_on_disk),
 		TEST(test_loan_at_the_end),
 		TEST(test_writes_do_not_wait_for_commits),
 		TEST(test_flush),
