@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The ends of tokens and grants, and when they are proved. */
+#include "agent/control/region/internal.h"
 #include "tests/unit/token_fixture.h"
 
 static void test_revoke(void **state)
@@ -265,6 +266,96 @@ static void test_graves(void **state)
 	remove_all(f, region);
 }
 
+/* The revocation of many tokens takes several turns of the loop. Nobody can import one of them meanwhile, and others stay. */
+static void test_revoke_in_turns(void **state)
+{
+	const unsigned n = 3 * ENDS_PER_TURN + 1;
+	struct fixture *f = *state;
+	dray_handle region = add_plain(f, 1), held, grant;
+	struct exported first, middle, last, later;
+	struct outcome all, again, one;
+	unsigned turns = 0;
+
+	f->cfg.limits.tokens_per_session = n + 1;
+	f->regions->deps.event = f->event;
+	assert_int_equal(ends_init(f->regions), 0);
+	for (unsigned i = 0; i < n; i++) {
+		last = export(f, region, 0);
+		if (i == 0)
+			first = last;
+		else if (i == n / 2)
+			middle = last;
+	}
+	assert_int_equal(import(f, &last.t, &held), 0);
+	assert_int_equal(import_local(f, &last.t, 77), 0);
+	assert_int_equal(start_revoke(f, region, 0, &all), 0);
+	assert_int_equal(f->tokens, n - ENDS_PER_TURN);
+	assert_int_equal(f->fences, 0);
+	assert_int_equal(import(f, &first.t, &grant), DRAY_E_REVOKED);
+	assert_int_equal(import(f, &middle.t, &grant), DRAY_E_REVOKED);
+	assert_int_equal(import(f, &last.t, &grant), DRAY_E_REVOKED);
+	assert_null(grant_find(f->regions, PEER, held));
+	later = export(f, region, 0);
+	/* these wait for what has yet to end, too */
+	assert_int_equal(start_revoke(f, region, last.id, &one), 0);
+	assert_int_equal(f->fences, 1);
+	assert_int_equal(start_revoke(f, region, middle.id, &again), 0);
+	fake_answer_all();
+	assert_int_equal(all.calls + one.calls, 0);
+	assert_int_equal(again.calls, 1);
+	assert_int_equal(again.count, 0);
+	for (uint32_t before; f->tokens > 2; turns++) {
+		before = f->tokens;
+		assert_true(sd_event_run(f->event, UINT64_MAX) >= 0);
+		assert_in_range(before - f->tokens, 1, ENDS_PER_TURN);
+	}
+	assert_true(turns >= 2);
+	assert_int_equal(start_revoke(f, region, last.id, &again), 0);
+	fake_answer_all();
+	local_remote_gone(f->regions, last.id, 77, PMSG_RELEASE_HOW_USED);
+	assert_int_equal(all.calls + one.calls + again.calls, 0);
+	grant_fenced(f->regions, PEER, held);
+	assert_int_equal(all.calls, 1);
+	assert_int_equal(all.count, n);
+	assert_int_equal(one.calls, 1);
+	assert_int_equal(again.calls, 1);
+	assert_int_equal(import(f, &later.t, &grant), 0);
+	grant_release(f->regions, PEER, grant, PMSG_RELEASE_HOW_USED);
+	/* a new turn has room */
+	assert_true(sd_event_run(f->event, 0) >= 0);
+	remove_all(f, region);
+}
+
+/* The region is removed while the revocation of its tokens is under way, and a second revocation waits. */
+static void test_remove_in_turns(void **state)
+{
+	const unsigned n = 2 * ENDS_PER_TURN + 1;
+	struct fixture *f = *state;
+	dray_handle region = add_plain(f, 1);
+	struct outcome one, two;
+	unsigned done = 0;
+
+	f->cfg.limits.tokens_per_session = n + 1;
+	f->regions->deps.event = f->event;
+	assert_int_equal(ends_init(f->regions), 0);
+	for (unsigned i = 0; i < n; i++)
+		export(f, region, 0);
+	assert_int_equal(start_revoke(f, region, 0, &one), 0);
+	export(f, region, 0);
+	assert_int_equal(start_revoke(f, region, 0, &two), 0);
+	assert_int_equal(region_remove(f->regions, region, SESSION, false, count_done, &done), 0);
+	fake_answer_all();
+	assert_int_equal(one.calls + two.calls + done, 0);
+	while (f->tokens)
+		assert_true(sd_event_run(f->event, UINT64_MAX) >= 0);
+	fake_answer_all();
+	assert_int_equal(one.calls, 1);
+	assert_int_equal(one.count, n);
+	assert_int_equal(two.calls, 1);
+	assert_int_equal(two.count, 1);
+	assert_int_equal(done, 1);
+}
+
 int main(void)
 {
 #define T(t) cmocka_unit_test_setup_teardown(t, fixture_setup, fixture_teardown)
@@ -272,6 +363,8 @@ int main(void)
 		T(test_revoke),
 		T(test_revoke_orders),
 		T(test_revoke_one),
+		T(test_revoke_in_turns),
+		T(test_remove_in_turns),
 		T(test_remove_fenced),
 		T(test_remove_urgent),
 		T(test_hurry_fenced),

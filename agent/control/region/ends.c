@@ -1,24 +1,37 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The tokens and leases of a region that ends, and the leases of a session that has ended, begin to end in several turns of
- * the loop if they are many: each needs commands to the workers, and its grants messages to peers. Nothing can begin to use
- * a region that is ending, or a lease whose session has ended, and the workers drop a region after its grants.
+ * The tokens and leases of a region that ends or whose tokens are all revoked, and the leases of a session that has ended, begin to end in
+ * several turns of the loop if they are many: each needs commands to the workers, and its grants messages to peers. Nothing can begin to use
+ * a token that has yet to end, and the workers drop a region after its grants.
  */
 #include "agent/control/region/internal.h"
 
-/* As many as the turn has room for. True: no token is left. */
-static bool end_tokens(struct region *region)
+/* The next one that is to end. Tokens are in the order of their birth. NULL: none. */
+static struct token *next_token(const struct region *region)
 {
-	while (region->next_end != &region->tokens) {
-		struct token *t = dray_list_entry(region->next_end, struct token, link);
+	struct token *t = dray_list_entry(region->unreached, struct token, link);
 
-		if (!turn_work_has_room(&region->regions->ends))
-			return false;
+	return region->unreached != &region->tokens && token_is_covered(t) ? t : NULL;
+}
+
+/* As many as the turn has room for. */
+static void end_tokens(struct region *region)
+{
+	struct regions *r = region->regions;
+	struct token *t;
+
+	while ((t = next_token(region))) {
+		if (!turn_work_has_room(&r->ends)) {
+			dray_list_move(&r->unended, &region->unended);
+			return;
+		}
 		/* this may free t */
-		region->next_end = t->link.next;
-		token_revoke(t, region->end_number);
+		region->unreached = t->link.next;
+		token_revoke(t);
 	}
-	return true;
+	dray_list_del(&region->unended);
+	if (region->ending)
+		region_tokens_ended(region);
 }
 
 static bool is_pending(const struct regions *r)
@@ -35,10 +48,8 @@ void ends_continue(struct regions *r)
 		struct region *region = dray_list_pop(&r->unended, struct region, unended);
 
 		/* regions take turns, so that one with few tokens does not wait for one with many */
-		if (region && end_tokens(region))
-			region_tokens_ended(region);
-		else if (region)
-			dray_list_add(&r->unended, &region->unended);
+		if (region)
+			end_tokens(region);
 		else
 			leases_end_orphans(r);
 	}
@@ -49,16 +60,9 @@ void ends_continue(struct regions *r)
 
 void region_end_tokens(struct region *region)
 {
-	struct regions *r = region->regions;
-
-	region->end_number = ++r->revocations;
-	region->next_end = region->tokens.next;
-	if (end_tokens(region)) {
-		region_tokens_ended(region);
-		return;
-	}
-	dray_list_add(&r->unended, &region->unended);
-	turn_work_go_on(&r->ends);
+	end_tokens(region);
+	if (!dray_list_empty(&region->unended))
+		turn_work_go_on(&region->regions->ends);
 }
 
 static int on_turn(sd_event_source *s, void *arg)

@@ -307,11 +307,17 @@ void grants_peer_gone(struct regions *r, dray_handle peer)
 	peer_unref(r, p);
 }
 
+/* Its end has begun, or will in a later turn: the peer gets no new keys for it. */
+static bool is_over(const struct grant *g)
+{
+	return g->ending || token_is_over(g->token);
+}
+
 struct grant *grant_live(struct regions *r, dray_handle peer, dray_handle handle)
 {
 	struct grant *g = grant_get(r, peer, handle);
 
-	return g && !g->ending ? g : NULL;
+	return g && !is_over(g) ? g : NULL;
 }
 
 const struct grant_view *grant_find(struct regions *r, dray_handle peer, dray_handle handle)
@@ -345,7 +351,7 @@ void grants_of_region(struct regions *r, dray_handle region,
 	struct grant *g;
 
 	for (uint32_t at = 0; (g = dray_handles_next(&r->grants, &at, NULL));)
-		if (!g->ending && g->view.region == region && g->view.peer != MOONCAKE_PEER)
+		if (g->view.region == region && g->view.peer != MOONCAKE_PEER && !is_over(g))
 			fn(arg, &g->view);
 }
 

@@ -36,7 +36,7 @@ struct regions {
 	struct dray_heap expiry;
 	struct dray_heap lease_expiry; /* by struct token */
 	sd_event_source *lease_timer;
-	struct dray_list unended; /* regions that are ending while some of their tokens are not */
+	struct dray_list unended; /* regions with tokens whose ends have yet to begin */
 	struct dray_list orphans; /* leases of sessions that have ended, which are to end, too */
 	struct turn_work
 		ends;    /* the ends of both; it counts tokens and grants that have begun to end */
@@ -60,16 +60,17 @@ struct region {
 	struct extents extents;
 	struct opening *mapping; /* its extents are being mapped; NULL: they are not */
 	struct dray_list tokens;
-	struct dray_list revocations, lease_ends; /* REGION_REVOKE, LEASE_END */
-	struct dray_list unended;                 /* in regions->unended */
-	struct dray_list *
-		next_end; /* in `tokens`: the first that is still to end with the region; NULL: it does not end */
-	uint64_t end_number; /* of the revocation of its tokens by its end */
-	uint32_t end_code;   /* with which transfers end */
+	struct dray_list revocations; /* REGION_REVOKE of all tokens */
+	struct dray_list token_ends;  /* REGION_REVOKE of one, LEASE_END */
+	struct dray_list unended;     /* in regions->unended */
+	struct dray_list *unreached;  /* in `tokens`: the first that no end of all has reached */
+	uint64_t revoked_all;         /* number of the last revocation of all tokens */
+	uint32_t end_code;            /* with which transfers end */
 	uint32_t n_tokens;
-	uint32_t n_revoked; /* tokens and leases whose end has begun */
-	uint32_t serving;   /* grants that workers may still serve */
-	uint32_t barriers;  /* in flight */
+	uint32_t n_all;    /* tokens and leases */
+	uint32_t n_live;   /* those that are not revoked, also not by a revocation of all */
+	uint32_t serving;  /* grants that workers may still serve */
+	uint32_t barriers; /* in flight */
 	struct gpu_memory *gpu_memory;
 	bool opening; /* added() is pending */
 	bool early;   /* GPU memory that transfers may use while it is opened */
@@ -87,11 +88,11 @@ struct region {
 	void *arg;
 };
 
-/* A pending REGION_REVOKE, which waits for the tokens whose end began with it or before, or a LEASE_END, which waits for its lease alone. */
+/* A pending REGION_REVOKE or LEASE_END. It waits for one token, or for all that were there when it began. */
 struct revocation {
-	struct dray_list link;     /* in region->revocations, or of a lease in region->lease_ends */
-	struct dray_list end_link; /* in token->ends of the lease */
-	uint64_t number;
+	struct dray_list link;     /* in region->revocations or token_ends */
+	struct dray_list end_link; /* in token->ends; of all: in none */
+	uint64_t number;           /* regions->revocations when it began */
 	struct region *region;
 	bool rekey; /* peers have seen keys by a token that it ends */
 	uint32_t pending, count;
@@ -112,11 +113,12 @@ struct token {
 	struct dray_heap_node expiry; /* in regions->expiry, or of a lease in lease_expiry */
 	uint8_t audience[AGENT_ID_BYTES], capability[CAPABILITY_BYTES];
 	bool used;
-	bool exposed;     /* a peer has seen keys of the region by this token */
-	uint64_t revoked; /* number of the revocation that ended it, 0 while it lives */
+	bool exposed;  /* a peer has seen keys of the region by this token */
+	bool revoked;  /* its end has begun */
+	uint64_t born; /* regions->revocations then */
 	struct dray_list grants, local_imports;
 	struct lease *lease;   /* NULL: an export */
-	struct dray_list ends; /* of a lease: struct revocation */
+	struct dray_list ends; /* struct revocation of it alone */
 };
 
 /* A remote of this agent that imported a token. */
@@ -187,7 +189,7 @@ void region_tokens_ended(struct region *r);
 int ends_init(struct regions *r);
 /* Goes on with regions->unended and orphans, also in later turns. */
 void ends_continue(struct regions *r);
-/* Begins to end all tokens of a region that is ending; calls region_tokens_ended() at once or in a later turn. */
+/* Begins to end all tokens of a region that are covered, some of them in later turns; then region_tokens_ended() if it is ending. */
 void region_end_tokens(struct region *r);
 
 /* token.c */
@@ -213,9 +215,10 @@ struct token *token_find(struct regions *r, bool is_lease, const struct pmsg_imp
 /* After a grant or local import has ended: frees the token if it was the last, and the token is revoked, expired or used. */
 void token_check(struct token *t);
 void tokens_expire(struct regions *r);
-/* Begins to end the token, which this may free, or all of the region. Return how many had not begun to end. */
-uint32_t token_revoke(struct token *t, uint64_t revocation);
-uint32_t tokens_revoke(struct region *region, uint64_t revocation);
+/* It ends with all others of its region, perhaps in a later turn. */
+bool token_is_covered(const struct token *t);
+/* Begins to end the token, which this may free. */
+void token_revoke(struct token *t);
 /* Detaches the remaining importers: the region does not wait for them. */
 void tokens_abandon(struct region *region);
 void revocation_step(struct revocation *v);

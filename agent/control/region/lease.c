@@ -54,7 +54,7 @@ void lease_set_outcome(struct token *t, enum dmsg_lease_outcome outcome)
 
 bool token_is_over(const struct token *t)
 {
-	return t->revoked || t->region->ending || (t->lease && t->lease->outcome);
+	return t->revoked || token_is_covered(t) || (t->lease && t->lease->outcome);
 }
 
 uint32_t lease_dead_code(const struct token *t)
@@ -110,11 +110,9 @@ void lease_free(struct token *t)
 /* Begins the end. May free t. */
 static void finish(struct token *t, enum dmsg_lease_outcome outcome)
 {
-	struct regions *r = t->region->regions;
-
 	lease_set_outcome(t, outcome);
-	dray_heap_del(&r->lease_expiry, &t->expiry);
-	token_revoke(t, ++r->revocations);
+	dray_heap_del(&t->region->regions->lease_expiry, &t->expiry);
+	token_revoke(t);
 }
 
 void lease_holder_gone(struct token *t, enum pmsg_release_how how)

@@ -96,7 +96,7 @@ struct regions *regions_free(struct regions *r)
 	sd_event_source_disable_unref(r->lease_timer);
 	turn_work_deinit(&r->ends);
 	for (uint32_t at = 0; (region = dray_handles_next(&r->regions, &at, NULL));) {
-		dray_list_splice(&region->revocations, &region->lease_ends);
+		dray_list_splice(&region->revocations, &region->token_ends);
 		dray_list_for_each(&region->revocations, v, struct revocation, link)
 			free(v);
 		region_free(region);
@@ -442,8 +442,9 @@ int region_add(struct regions *r, const struct region_spec *spec, struct region_
 	region->added_arg = spec->arg;
 	memcpy(region->name, name->p, dray_min((size_t)name->n, sizeof(region->name) - 1));
 	dray_list_init(&region->tokens);
+	region->unreached = &region->tokens;
 	dray_list_init(&region->revocations);
-	dray_list_init(&region->lease_ends);
+	dray_list_init(&region->token_ends);
 	dray_list_init(&region->unended);
 	if (memory == REGION_GPU)
 		e = open_gpu(region, spec, reterr);
@@ -475,7 +476,7 @@ static void region_finish(void *of)
 	void *arg = region->arg;
 
 	dray_assert(dray_list_empty(&region->tokens) && dray_list_empty(&region->revocations) &&
-		    dray_list_empty(&region->lease_ends));
+		    dray_list_empty(&region->token_ends));
 	handle_del(region);
 	region_free(region);
 	if (done)
@@ -531,7 +532,7 @@ static void leave(struct region *region)
 	if (region->urgent && !region->serving && !exposed(region))
 		tokens_abandon(region);
 	if (!dray_list_empty(&region->tokens) || !dray_list_empty(&region->revocations) ||
-	    !dray_list_empty(&region->lease_ends))
+	    !dray_list_empty(&region->token_ends))
 		return;
 	region->leaving = true;
 	region->regions->deps.up->removed(*region->regions->deps.rails, region->handle,

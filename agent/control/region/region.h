@@ -183,7 +183,7 @@ int region_export(struct regions *r, const struct region_owner *owner,
 
 /*
  * Revokes a token, or all of the region (token_id 0). Any member of the region's group may do so. done(arg, count) when
- * neither these tokens nor those of earlier revocations can be used any more.
+ * these tokens, some of which may be revoked already, cannot be used any more. Nobody can import them after the call.
  */
 int region_revoke(struct regions *r, dray_handle region, const struct region_owner *owner,
 		  uint64_t token_id, void (*done)(void *arg, uint32_t count), void *arg,

@@ -76,16 +76,28 @@ static uint32_t dead_code(const struct regions *r, dray_handle token, const uint
 	return DRAY_E_TOKEN_INVALID;
 }
 
+bool token_is_covered(const struct token *t)
+{
+	return t->region->ending || t->born < t->region->revoked_all;
+}
+
+/* Neither its own end has begun nor that of all tokens. */
+static bool is_live(const struct token *t)
+{
+	return !t->revoked && t->born >= t->region->revoked_all;
+}
+
 static void token_free(struct token *t, uint32_t code)
 {
 	struct region *region = t->region;
 	struct regions *r = region->regions;
-	uint64_t revoked = t->revoked;
 	struct revocation *end;
 
 	remember_dead(r, t, code);
-	if (region->next_end == &t->link)
-		region->next_end = t->link.next;
+	region->n_all--;
+	region->n_live -= is_live(t);
+	if (region->unreached == &t->link)
+		region->unreached = t->link.next;
 	dray_list_del(&t->link);
 	if (t->lease) {
 		lease_free(t);
@@ -99,12 +111,9 @@ static void token_free(struct token *t, uint32_t code)
 	}
 	while ((end = dray_list_pop(&t->ends, struct revocation, end_link)))
 		revocation_step(end);
-	if (revoked) {
-		region->n_revoked--;
-		dray_list_for_each(&region->revocations, v, struct revocation, link)
-			if (v->number >= revoked)
-				revocation_step(v);
-	}
+	dray_list_for_each(&region->revocations, v, struct revocation, link)
+		if (t->born < v->number)
+			revocation_step(v);
 	free(t);
 }
 
@@ -225,7 +234,12 @@ struct token *token_new(struct region *region, const struct dmsg_region_export *
 	dray_list_init(&t->grants);
 	dray_list_init(&t->local_imports);
 	dray_list_init(&t->ends);
+	t->born = r->revocations;
 	dray_list_add(&region->tokens, &t->link);
+	if (region->unreached == &region->tokens)
+		region->unreached = &t->link;
+	region->n_all++;
+	region->n_live++;
 	if (!is_lease) {
 		region->n_tokens++;
 		if (region->owner.tokens)
@@ -398,34 +412,24 @@ void local_remote_gone(struct regions *r, uint64_t token_id, dray_handle remote,
 	region_check(region);
 }
 
-uint32_t token_revoke(struct token *t, uint64_t revocation)
+void token_revoke(struct token *t)
 {
 	struct region *region = t->region;
 	struct regions *r = region->regions;
 
+	r->ends.done++;
 	if (t->revoked)
-		return 0;
+		return;
 	if (t->lease)
 		lease_set_outcome(t, DMSG_LEASE_OUTCOME_ENDED);
-	t->revoked = revocation;
-	region->n_revoked++;
-	r->ends.done++;
+	region->n_live -= is_live(t);
+	t->revoked = true;
 	dray_list_for_each(&t->grants, g, struct grant, token_link)
 		grant_end(g, true, region->urgent);
 	dray_list_for_each(&t->local_imports, import, struct local_import, link)
 		r->deps.up->revoke_local(*r->deps.sessions, import->remote,
 					 region_rights_code(region), region->urgent);
 	token_check(t);
-	return 1;
-}
-
-uint32_t tokens_revoke(struct region *region, uint64_t revocation)
-{
-	uint32_t n = 0;
-
-	dray_list_for_each(&region->tokens, t, struct token, link)
-		n += token_revoke(t, revocation);
-	return n;
 }
 
 void tokens_abandon(struct region *region)
@@ -511,7 +515,6 @@ int revocation_start(struct region *region, struct token *only,
 {
 	struct revocation *v = calloc(1, sizeof(*v));
 	struct regions *r = region->regions;
-	bool is_lease = only && only->lease;
 
 	if (!v)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY,
@@ -521,22 +524,26 @@ int revocation_start(struct region *region, struct token *only,
 	};
 	dray_list_init(&v->end_link);
 	/* a lease ends without the device, because leases are many: see docs/leases.md */
-	v->rekey = only ? only->exposed && !is_lease : region->exposed;
+	v->rekey = only ? only->exposed && !only->lease : region->exposed;
 	/* the drop of a grant that does not exist proves that the workers have handled all earlier commands */
 	region->barriers++;
 	pool_drop(r->deps.pool, OBJECT_GRANT, v->number << 32 | NO_GRANT, DRAY_E_REVOKED, false,
 		  barrier_passed, v);
-	if (is_lease) {
-		/* the lease steps it when it ends, which may be now; no other token is looked at */
+	if (only) {
+		/* the token steps it when it ends, which may be now */
 		v->pending++;
+		v->count = is_live(only);
 		dray_list_add(&only->ends, &v->end_link);
-		dray_list_add(&region->lease_ends, &v->link);
-		v->count = token_revoke(only, v->number);
+		dray_list_add(&region->token_ends, &v->link);
+		token_revoke(only);
 		return 0;
 	}
-	v->count = only ? token_revoke(only, v->number) : tokens_revoke(region, v->number);
-	/* each token that remains, also of an earlier revocation, steps this one when it ends */
-	v->pending += region->n_revoked;
+	/* each token that there is, also one whose end has begun, steps it when it ends */
+	v->pending += region->n_all;
+	v->count = region->n_live;
 	dray_list_add(&region->revocations, &v->link);
+	region->revoked_all = v->number;
+	region->n_live = 0;
+	region_end_tokens(region);
 	return 0;
 }
