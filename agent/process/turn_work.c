@@ -1,10 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "agent/process/turn_work.h"
 
-int turn_work_init(struct turn_work *w, sd_event *event, unsigned max, sd_event_handler_t fn,
+/*
+ * The loop first takes the source that has been ready for longest. A source made by sd_event_add_defer() counts as ready since it was made,
+ * also while it is off, so it would go before all others in each turn. A timer that is overdue is ready since the turn that it was armed.
+ */
+int turn_work_init(struct turn_work *w, sd_event *event, unsigned max, sd_event_time_handler_t fn,
 		   void *arg)
 {
-	int r = sd_event_add_defer(event, &w->source, fn, arg);
+	int r = sd_event_add_time(event, &w->source, CLOCK_MONOTONIC, 0, 1, fn, arg);
 
 	w->max = max;
 	return r < 0 ? r : sd_event_source_set_enabled(w->source, SD_EVENT_OFF);

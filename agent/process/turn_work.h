@@ -13,10 +13,10 @@ struct turn_work {
 };
 
 /* fn(arg) goes on with the work. 0 or -errno. */
-int turn_work_init(struct turn_work *w, sd_event *event, unsigned max, sd_event_handler_t fn,
+int turn_work_init(struct turn_work *w, sd_event *event, unsigned max, sd_event_time_handler_t fn,
 		   void *arg);
 void turn_work_deinit(struct turn_work *w);
 /* This turn may do more. */
 bool turn_work_has_room(struct turn_work *w);
-/* fn runs once, in a later turn. */
+/* fn runs once, in a later turn, after all sources that are ready now. */
 void turn_work_go_on(struct turn_work *w);

@@ -65,7 +65,7 @@ void region_end_tokens(struct region *region)
 		turn_work_go_on(&region->regions->ends);
 }
 
-static int on_turn(sd_event_source *s, void *arg)
+static int on_turn(sd_event_source *s, uint64_t usec, void *arg)
 {
 	ends_continue(arg);
 	return 0;

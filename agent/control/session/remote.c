@@ -491,7 +491,7 @@ static bool one_leaves(struct sessions *ss)
 }
 
 /* Sessions and peers take turns, so that one with few remotes does not wait for one with many. */
-static int on_turn(sd_event_source *source, void *arg)
+static int on_turn(sd_event_source *source, uint64_t usec, void *arg)
 {
 	struct sessions *ss = arg;
 	bool more = true;
