@@ -24,7 +24,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor, SlidingWindowSpec
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
@@ -69,9 +69,9 @@ def expected(tokens, layer):
 
 
 class Bare:
-    """One engine. order: of the dimensions layer, block, head, token and content in memory."""
+    """One engine. order: of the dimensions layer, block, head, token and content in memory. window: tokens that its layers look at."""
 
-    def __init__(self, name, connector, policy="fail", order="LBHNC", allocation=contextlib.nullcontext, **arguments):
+    def __init__(self, name, connector, policy="fail", order="LBHNC", allocation=contextlib.nullcontext, window=None, **arguments):
         init_none_hash(sha256)
         transfer = {"engine_id": name, "kv_load_failure_policy": policy, **connector}
         self.name, self.config = name, EngineArgs(
@@ -80,7 +80,8 @@ class Bare:
             kv_transfer_config=transfer, **arguments).create_engine_config()
         self.config.cache_config.num_gpu_blocks = BLOCKS
         self.names = [f"model.layers.{i}.attn" for i in range(LAYERS)]
-        spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=HEADS, head_size=HEAD, dtype=torch.bfloat16)
+        sizes = {"block_size": BLOCK, "num_kv_heads": HEADS, "head_size": HEAD, "dtype": torch.bfloat16}
+        spec = SlidingWindowSpec(**sizes, sliding_window=window) if window else FullAttentionSpec(**sizes)
         size = BLOCKS * BLOCK * BYTES_A_TOKEN
         page = BLOCK * BYTES_A_TOKEN // LAYERS
         strides = (page * BLOCKS, page) if order[0] == "L" else (page, page * LAYERS)
@@ -140,12 +141,13 @@ class Bare:
         connector.get_kv_connector_stats = taken
 
     def check(self, request_id, count):
-        """The blocks of a request hold what belongs to its first tokens."""
+        """The blocks of a request hold what belongs to its first tokens; before the window there are none."""
         tokens = list(self.scheduler.requests[request_id].all_token_ids)[:count]
-        index = self._rows(request_id, count)
+        blocks, places = self._rows(request_id, count)
+        kept = blocks != 0
         for number, layer in enumerate(self.layers):
             wanted = expected(tokens, number)[:, None].expand(-1, HEADS, -1)
-            assert torch.equal(layer[index[0], :, index[1]], wanted), f"{self.name}: layer {number} of {request_id} holds other bytes"
+            assert torch.equal(layer[blocks, :, places][kept], wanted[kept]), f"{self.name}: layer {number} of {request_id} holds other bytes"
 
     def step(self):
         output = self.scheduler.schedule()

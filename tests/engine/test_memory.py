@@ -41,6 +41,13 @@ def test_larger_than_the_buffer_at_d(bare, agents):
     moved(p, d, 12 * BLOCK + 5)
 
 
+def test_pieces_before_the_window(bare, agents):
+    """Layers that look at a window need nothing of the first pieces of a long load."""
+    p = bare("p", dray(agents[0].socket), window=BLOCK)
+    d = bare("d", copying(agents[1], slots=5, role="kv_consumer"), window=BLOCK)
+    moved(p, d, 12 * BLOCK + 5)
+
+
 def test_larger_than_the_buffer_at_p(bare, agents, caplog):
     """Such a request is not offered; the next one is."""
     p, d = bare("p", copying(agents[0], slots=6, role="kv_producer")), bare("d", dray(agents[1].socket))

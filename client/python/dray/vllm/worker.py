@@ -140,8 +140,9 @@ class WorkerSide:
         assert plan is not None
         if self._bounce is not None and not self._bounce.enter(piece):
             return False
-        running.queue = [(load.remotes[rank], layouts.operations(plan, rank, piece.slots or piece.blocks, load.remote_blocks,
-                                                                 piece.first, piece.end)) for rank in plan.ranks]
+        found = ((rank, layouts.operations(plan, rank, piece.slots or piece.blocks, load.remote_blocks, piece.first, piece.end))
+                 for rank in plan.ranks)
+        running.queue = [(load.remotes[rank], ops) for rank, ops in found if len(ops)]
         running.bytes += sum(int(ops[:, 2].sum()) for _, ops in running.queue)
         running.operations += sum(len(ops) for _, ops in running.queue)
         return True
@@ -164,6 +165,9 @@ class WorkerSide:
             try:
                 if not running.queue and not self._plan_piece(running):
                     return
+                if not running.queue:  # no layer needs anything of this piece, such as before the window of all
+                    self._end_piece(running, copy=False)
+                    continue
                 handle, ops = running.queue[0]
                 remote = self._client.borrow_remote(handle)
                 running.transfers.append(self._client.read(
@@ -224,7 +228,7 @@ class WorkerSide:
     def _check(self, running: _Running, now: float) -> None:
         if running.error is None:
             self._submit(running, now)
-        if running.error is None and (running.queue or not running.transfers) or \
+        if running.error is None and (running.queue or running.pieces and not running.transfers) or \
                 not all(transfer.done() for transfer in running.transfers):
             return
         for transfer in running.transfers:
