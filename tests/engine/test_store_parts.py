@@ -492,8 +492,9 @@ def test_other_agents_are_not_waited_for(monkeypatch, clock):
     assert not len(pins)
 
 
-def test_session_that_is_lost_between_parts(monkeypatch):
-    store, pins, question = ask(monkeypatch, 9)
+@pytest.mark.parametrize("blocks", [9, 3], ids=["between parts", "with the last answer"])
+def test_session_that_is_lost_with_an_answer(monkeypatch, blocks):
+    store, pins, question = ask(monkeypatch, blocks)
     store.answer()
     pins.lose()
     assert question.answered() and len(store.asked) == 1

@@ -108,10 +108,16 @@ class Lookup:
                 self._ended = True
         return True
 
+    def _lost(self) -> bool:
+        """True if the session in which was asked is lost: its pins and leases have ended with it, so nothing counts as found."""
+        if self._pins.session == self._session:
+            return False
+        self._have.clear()
+        self._ended = True
+        return True
+
     def _ask_more(self, ask: Callable[[], None]) -> None:
-        if self._pins.session != self._session:
-            self._have.clear()  # its pins ended with the session
-            self._ended = True
+        if self._lost():
             return
         try:
             ask()
@@ -125,6 +131,8 @@ class Lookup:
         self.error = pending.error()
         if self.error is not None:
             self._ended = True
+            return
+        if self._lost():  # it came together with the loss
             return
         absent, results, missing, ok = set(), pending.result(0), self._missing, Status.OK
         self.results += results
