@@ -20,10 +20,13 @@ class Pending:
 
     def __init__(self, client, put, items):
         self.client, self.put, self.items = client, put, items
-        self.ended, self.value, self.failure = False, None, None
+        self.ended, self.value, self.failure, self.unproven = False, None, None, False
 
     def done(self):
         return self.ended
+
+    def lent(self):
+        return self.unproven or not self.ended
 
     def error(self):
         return self.failure
@@ -83,7 +86,7 @@ class World:
 
     def __init__(self, monkeypatch, random, e=256 * 512 + 4096, pd=256 * 512 + 4096):
         self.random, self.now, self.up, self.frozen = random, 1000.0, True, False
-        self.objects, self.pending, self.clients, self.seen = {}, [], [], Counter()
+        self.objects, self.pending, self.lent, self.clients, self.seen = {}, [], [], [], Counter()
         monkeypatch.setattr(connector, "connect_store", lambda *args, **how: Client(self))
         for module in (consumer, producer, reader, writer):
             monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
@@ -110,12 +113,23 @@ class World:
     def end(self, pending, error):
         """A batch fails; its ranges have anything."""
         self.pending.remove(pending)
+        self.spoil(pending)
+        self.seen[f"batch {error.name}"] += 1
+        pending.end(error=error)
+
+    def spoil(self, pending):
         if not pending.put:
             for _, ranges, *_ in pending.items:
                 for at, n in ranges:
                     pending.client.memory[at:at + n] = self.random.randbytes(n)
-        self.seen[f"batch {error.name}"] += 1
-        pending.end(error=error)
+
+    def prove(self):
+        """The agent of a session that was lost does not touch what was lent to it any more."""
+        for pending in self.lent:
+            self.spoil(pending)
+            pending.unproven = False
+            pending.client.events.append(events.Confirmed(pending, None))
+        self.lent.clear()
 
     def one(self, pending, key, ranges, cost):
         (at, n), = ranges
@@ -149,15 +163,21 @@ class World:
             if self.random.random() < 0.3:
                 del self.objects[key]
 
-    def kill_agent(self):
+    def kill_agent(self, broken=None):
+        """broken: the client has ended the session, and the agent lives; None: as it happens."""
         if not self.up:
             return
         self.up = self.frozen = False
         error = errors.AgentRestarted("the agent was restarted")
         if self.random.random() < 0.5:
             self.objects.clear()
+        broken = self.random.random() < 0.3 if broken is None else broken
         for pending in list(self.pending):
-            if self.random.random() < 0.7:  # otherwise it had not been sent
+            if broken:
+                pending.unproven = True
+                self.lent.append(pending)
+                self.end(pending, errors.Unconfirmed("the agent may go on"))
+            elif self.random.random() < 0.7:  # otherwise it had not been sent
                 self.end(pending, error)
         for client in self.clients:
             client.events.append(events.Disconnected(error, False))
@@ -172,7 +192,7 @@ class World:
 
     def check(self):
         """No place that the agent may use is free."""
-        for pending in self.pending:
+        for pending in self.pending + self.lent:
             side = (self.e if pending.put else self.pd).side
             for _, ranges, *_ in pending.items:
                 for at, n in ranges:
@@ -183,7 +203,9 @@ class World:
         self.frozen = False
         self.restart_agent()
         for turn in range(limit):
-            if not (self.pending or self.e.left() or self.pd.left()):
+            if turn == 20:
+                self.prove()
+            if not (self.pending or self.lent or self.e.left() or self.pd.left()):
                 return
             while self.pending and self.random.random() < 0.8:
                 self.happen()
@@ -191,4 +213,4 @@ class World:
             self.e.step()
             self.pd.step()
             self.check()
-        raise AssertionError(f"left: E {self.e.left()}, PD {self.pd.left()}, {len(self.pending)} batches")
+        raise AssertionError(f"left: E {self.e.left()}, PD {self.pd.left()}, {len(self.pending)} + {len(self.lent)} batches")

@@ -7,12 +7,13 @@ import random
 import pytest
 from ec_bare import NO_PIXELS, PIXELS
 from ec_store_world import World
+from harness import until
 from test_ec_orders import wanted_images
 
 ORDERS = int(os.environ.get("DRAY_ORDERS", 2000 if "DRAY_LONG" in os.environ else 10))
 EVERYTHING = {
     "put OK", "put EXISTS", "put BUSY", "put TOO_LARGE", "get OK", "get NOT_FOUND", "get BUSY", "get CORRUPT", "get LOST", "batch deadline",
-    "batch session_closed", "batch agent_restarted", "killed", "frozen", "e aborted", "pd aborted", "preempted", "pd ERROR", "pd LENGTH",
+    "batch session_closed", "batch agent_restarted", "batch unconfirmed", "proven", "killed", "frozen", "e aborted", "pd aborted", "preempted", "pd ERROR", "pd LENGTH",
     "evicted at e", "evicted at pd", "encoded at pd", "loaded"}
 
 
@@ -63,6 +64,9 @@ def one_order(world, seed):
         elif what < 0.97:
             world.frozen = not world.frozen
             world.seen["frozen"] += 1
+        elif what < 0.98 and world.lent:
+            world.prove()
+            world.seen["proven"] += 1
         else:
             world.now += chance.choice((1, 40))
         if starts and chance.random() < 0.5:
@@ -84,6 +88,26 @@ def one_order(world, seed):
     world.seen["evicted at pd"] += pd.side._pool.evicted - evicted[1]
     world.seen["loaded"] += sum(pd.side.stats._minute["blocks"])
     pd.side.stats._minute["blocks"].clear()
+
+
+@pytest.mark.parametrize("put", [True, False], ids=["put", "get"])
+def test_places_that_the_agent_of_a_lost_session_may_use(world, put):
+    """The request ends, and the places stay in use until there is proof."""
+    world.random = random.Random(1)
+    wanted = [("image", 9)]
+    world.e.add("a", wanted)
+    if not put:
+        until(lambda: world.e.step() or "a" in world.e.answers and world.objects, "an object in the store")
+        world.pd.add("a", wanted)
+    engine, world.frozen = world.e if put else world.pd, True
+    until(lambda: engine.step() or world.pending, "a batch")
+    world.kill_agent(broken=True)
+    assert world.lent
+    world.restart_agent()
+    until(lambda: engine.step() or world.check() or "a" in engine.answers, "the end of the request")
+    assert engine.left()
+    world.prove()
+    world.settle()
 
 
 def test_orders(world):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ... import errors
-from ...pending import Pending
+from ...pending import Lending
 from ...store import Status, StoreItem, StoreResult
 from ..ec.header import HEADER
 from ..ec.pool import Item
@@ -24,12 +24,12 @@ class Batch:
     copy: starts a batch of the store, for a number of seconds.
     """
 
-    def __init__(self, items: list[tuple[Item, bytes, float]], copy: Callable[[list[StoreItem], float], Pending[Any]], ends: float) -> None:
+    def __init__(self, items: list[tuple[Item, bytes, float]], copy: Callable[[list[StoreItem], float], Lending[Any]], ends: float) -> None:
         """items: with the key and the cost of each. ends: when all of it has to have ended."""
         self._copy, self._ends = copy, ends
         self._left = items
         self._asked: list[tuple[Item, bytes, float]] = []
-        self._pending: Pending[list[StoreResult]] | None = None
+        self._pending: Lending[list[StoreResult]] | None = None
         self._again = 0.0  # before which the agent is not asked
         self.errors: dict[Item, errors.Error] = {}
         self.results: dict[Item, StoreResult] = {}
@@ -40,13 +40,15 @@ class Batch:
         return not self._left
 
     def lent(self) -> bool:
-        """True while the agent may use the places of the items."""
-        return self._pending is not None and not self._pending.done()
+        """True while the agent may use the places of the items, also after the batch has failed because it did not answer (unconfirmed)."""
+        return self._pending is not None and self._pending.lent()
 
     def advance(self, now: float) -> None:
         """Takes results, and starts what can be started. Does not wait."""
-        if self._pending is not None and self._pending.done():
-            pending, self._pending = self._pending, None
+        pending = self._pending
+        if pending is not None and pending.done():
+            if not pending.lent():
+                self._pending = None
             self._take(pending, now)
         if self._left and now >= self._ends:
             self.give_up(errors.Deadline("the agent has not copied the output in time"))
@@ -63,7 +65,7 @@ class Batch:
         except errors.Error as e:
             self.give_up(e)
 
-    def _take(self, pending: Pending[list[StoreResult]], now: float) -> None:
+    def _take(self, pending: Lending[list[StoreResult]], now: float) -> None:
         error = pending.error()
         if error is not None:
             self.give_up(error)

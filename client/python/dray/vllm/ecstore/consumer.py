@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ... import errors
 from ...client import Client
 from ...handles import Region
-from ...pending import Pending
+from ...pending import Lending
 from ...store import Status, Store, StoreItem
 from ..ec.header import HEADER, digest
 from ..ec.hooks import Parts
@@ -145,8 +145,8 @@ class StoreConsumer(Reader):
         self._running.append(load)
         return [load]
 
-    def _start(self, asked: list[StoreItem], seconds: float) -> Pending[Any]:
-        pending: Pending[Any] = self._store.get(self._region, asked, deadline=max(_LEAST, seconds - _MARGIN), wait=False)
+    def _start(self, asked: list[StoreItem], seconds: float) -> Lending[Any]:
+        pending: Lending[Any] = self._store.get(self._region, asked, deadline=max(_LEAST, seconds - _MARGIN), wait=False)
         return pending
 
     def _silent(self) -> bool:

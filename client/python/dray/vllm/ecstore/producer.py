@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import errors
 from ...events import Disconnected, Reconnected
-from ...pending import Pending
+from ...pending import Lending
 from ...store import Status, Store, StoreItem
 from ..ec.cost import EncoderCost
 from ..ec.header import HEADER
@@ -156,8 +156,8 @@ class StoreProducer(Writer[_Send]):
         for send in sends:
             send.puts.update((item, put) for item in send.items if item in new)
 
-    def _start(self, asked: list[StoreItem], seconds: float) -> Pending[Any]:
-        pending: Pending[Any] = self._store.put(self._region, asked, deadline=seconds, wait=False)
+    def _start(self, asked: list[StoreItem], seconds: float) -> Lending[Any]:
+        pending: Lending[Any] = self._store.put(self._region, asked, deadline=seconds, wait=False)
         return pending
 
     def _check(self, put: _Put) -> None:
