@@ -9,7 +9,17 @@ from bare import BLOCK, HEADS, LAYERS, dray, multi, prompt
 from dray import errors
 from dray.vllm import DrayConnector, compat
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
-from vllm.v1.kv_cache_interface import CrossAttentionSpec, FullAttentionSpec, MambaSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import (
+    CircularBufferSpec,
+    CrossAttentionSpec,
+    FullAttentionSpec,
+    HiSparseHotSpec,
+    HiSparseResidentSpec,
+    MambaSpec,
+    SlidingWindowMLASpec,
+    SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
+)
 
 
 def moved(p, d, length, seed=1):
@@ -45,6 +55,16 @@ def test_groups_that_are_refused():
     cross = CrossAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=16, dtype=torch.bfloat16)
     with pytest.raises(errors.Unsupported, match="cross-attention"):
         compat.group_kind(cross)
+    sizes = {"block_size": BLOCK, "num_kv_heads": HEADS, "head_size": 16, "dtype": torch.bfloat16}
+    ring, full = CircularBufferSpec(**sizes), FullAttentionSpec(**sizes)
+    mixed = UniformTypeKVCacheSpecs(block_size=BLOCK, kv_cache_specs={"a": full, "b": ring})
+    replayed = SlidingWindowMLASpec(**sizes, sliding_window=64, bounded_replay=True)
+    for spec in (ring, mixed, replayed):
+        with pytest.raises(errors.Unsupported, match="blocks are not kept for the tokens"):
+            compat.group_kind(spec)
+    for spec in (HiSparseHotSpec(block_size=BLOCK, page_size=64, blocks_per_request=1), HiSparseResidentSpec(block_size=BLOCK, page_size=64)):
+        with pytest.raises(errors.Unsupported, match="not attention"):  # of groups that vLLM does not transfer
+            compat.group_kind(spec)
 
 
 def test_another_window_at_first_contact(bare, sockets, caplog):

@@ -57,6 +57,9 @@ def group_kind(spec: Any) -> str:
     if "CrossAttention" in name:
         raise errors.Unsupported("a KV-cache group holds cross-attention, whose blocks belong to no token of the prompt",
                                  fix="Run encoder-decoder models without DrayConnector.")
+    if not getattr(spec, "prefix_cacheable", True):
+        raise errors.Unsupported(f"a KV-cache group is a {name} whose blocks are not kept for the tokens that they were computed for",
+                                 fix="Run this model without DrayConnector and DrayStoreConnector.")
     kind = "mla" if "MLA" in name else "attention"
     window = getattr(spec, "sliding_window", None)
     chunk = getattr(spec, "attention_chunk_size", None)

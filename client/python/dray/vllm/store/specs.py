@@ -23,8 +23,6 @@ def groups(kv_cache_config: Any) -> tuple[Group, ...]:
         specs = list(_each(one.kv_cache_spec))
         if any(getattr(spec, "non_causal", False) for spec in specs):
             raise errors.Unsupported("attention of this model is not causal, so that blocks depend on tokens behind them", fix=_FIX)
-        if not all(getattr(spec, "prefix_cacheable", True) for spec in specs):
-            raise errors.Unsupported("a KV-cache group has blocks that are not kept for the tokens that they were computed for", fix=_FIX)
         more = max(getattr(spec, "extra_retained_tokens", 0) for spec in specs)
         found.append(dataclasses.replace(group, kind=f"{group.kind} and {more} more") if more else group)
     return tuple(found)
