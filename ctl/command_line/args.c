@@ -83,6 +83,9 @@ static int option_take(struct ctl *c, int argc, char *const *argv, int *i)
 		value = arg + n + 1;
 	if (!o->value && value)
 		return ctl_misuse(c, "%s takes no value", o->name);
+	/* A global option may be given again, so that one in an alias of the shell can be overridden. */
+	if (o->value && c->values[id] && id >= CTL_OPTION_GLOBAL_N)
+		return ctl_misuse(c, "%s is given twice; give it once", o->name);
 	if (o->value && !value && !o->optional) {
 		if (*i + 1 >= argc)
 			return ctl_misuse(c, "%s needs a value: %s", o->name, o->value);
