@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ctl/inject/template.h"
 
+#include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -114,14 +115,17 @@ static char *text_expand(const struct inject_parameters *p, const char *text)
 	return out;
 }
 
+/* The elements of a text with commas, without blanks around them. */
 static json_t *list_split(const char *text)
 {
 	json_t *list = json_array();
 
 	for (;;) {
-		size_t n = strcspn(text, ",");
+		size_t n = strcspn(text, ","), begin = strspn(text, " \t"), end = n;
 
-		json_array_append_new(list, json_stringn(text, n));
+		while (end > begin && isspace((unsigned char)text[end - 1]))
+			end--;
+		json_array_append_new(list, json_stringn(text + begin, end - begin));
 		if (!text[n])
 			return list;
 		text += n + 1;

@@ -64,7 +64,7 @@ class Cel:
         if is_choice(node):
             return f"{self.condition(node['when'])}\n? dyn({self.value(node['then'])})\n: dyn({self.value(node['else'])})"
         if is_split(node):
-            return f"params.data.{node[1]}.split(',')"
+            return f"params.data.{node[1]}.split(',').map(n, n.trim())"
         if isinstance(node, dict):
             values = self.of_one_type(list(node.values()))
             return block("{", [f"{self.string(k)}: {v}" for k, v in zip(node, values)], "}")

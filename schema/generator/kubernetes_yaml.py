@@ -78,7 +78,7 @@ class Helm(Static):
 
     def entry(self, head, value, indent):
         if is_split(value):
-            return [f'{head} {{{{ splitList "," $p.{value[1]} | toJson }}}}']
+            return [f'{head} {{{{ regexSplit " *, *" (trim $p.{value[1]}) -1 | toJson }}}}']
         if is_choice(value):
             return [head] + self.choice(value, indent + "  ", lambda v: self.lines(v, indent + "  "))
         return super().entry(head, value, indent)

@@ -42,7 +42,7 @@ def check_sidecar(pod, values):
     sidecar, volumes = pod["spec"]["initContainers"][0], [v["name"] for v in pod["spec"]["volumes"]]
     assert (sidecar["name"], sidecar["restartPolicy"], sidecar["image"]) == ("dray", "Always", values["image"])
     security = sidecar["securityContext"]
-    added = values["capabilities"].split(",") if values["capabilities"] else []
+    added = [name.strip() for name in values["capabilities"].split(",")] if values["capabilities"] else []
     assert security["capabilities"] == {"drop": ["ALL"], **({"add": added} if added else {})}
     assert (security["runAsUser"] == 0) == bool(added) and security["runAsNonRoot"] == (not added)
     assert not security["allowPrivilegeEscalation"] and security["readOnlyRootFilesystem"]

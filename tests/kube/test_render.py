@@ -39,13 +39,13 @@ def test_schemas(version):
 
 
 def test_parameters_reach_the_daemonset():
-    """With RDMA it has one capability and the devices; without, neither. Each tenant has folders of its own."""
-    things = helm("daemonset.tenants={a,b}", "parameters.capabilities=IPC_LOCK", "parameters.rdmaResource=rdma/hca", "parameters.keySecret=k")
+    """With RDMA it has capabilities and the devices; without, neither. Each tenant has folders of its own."""
+    things = helm("daemonset.tenants={a,b}", "parameters.capabilities=IPC_LOCK\\, SYS_NICE ", "parameters.rdmaResource=rdma/hca", "parameters.keySecret=k")
     sets = {name: o["spec"]["template"]["spec"] for (kind, _, name), o in things.items() if kind == "DaemonSet"}
     assert set(sets) == {"dray-a", "dray-b"}
     for tenant in "ab":
         (agent,) = sets[f"dray-{tenant}"]["containers"]
-        assert agent["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
+        assert agent["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK", "SYS_NICE"]}
         assert agent["resources"]["limits"]["rdma/hca"] == "1" and "restartPolicy" not in agent
         paths = {v["hostPath"]["path"] for v in sets[f"dray-{tenant}"]["volumes"] if "hostPath" in v}
         assert paths == {f"/run/dray/{tenant}", f"/var/lib/dray/{tenant}"}
