@@ -9,6 +9,7 @@ from generator.kubernetes_cel import Cel
 from generator.text import banner
 
 FOLDER = "packaging/kubernetes"
+QUANTITY = re.compile(r"^\d+[A-Za-z]*$")
 PLAIN = re.compile(r"^[A-Za-z/][A-Za-z0-9_./-]*$")
 WORDS = ("true", "false", "null", "yes", "no", "on", "off", "y", "n")
 # Names that are no parameters of the sidecar: their value for Kustomize, and their expression for Helm.
@@ -232,15 +233,24 @@ def values_schema(schema):
     def closed(**properties):
         return {"type": "object", "additionalProperties": False, "properties": properties}
 
-    label = {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]{0,50}[a-z0-9])?$"}
-    text = {"type": "string", "pattern": '^[^"\\\\\\n{}]*$'}
-    names = {"type": "array", "items": label, "uniqueItems": True}
+    def label(most):
+        return {"type": "string", "pattern": f"^[a-z0-9]([-a-z0-9]{{0,{most - 2}}}[a-z0-9])?$"}
+
+    def labels(most):
+        return {"type": "array", "items": label(most), "uniqueItems": True}
+
+    def parameter(p):
+        """A quantity, as its default is one, may be a number, which --set makes of digits."""
+        return {"type": ["string", "number"] if QUANTITY.match(p["default"]) else "string", "pattern": '^[^"\\\\\\n{}]*$', "description": p["doc"]}
+
+    tenants = labels(52)  # the name of a pod, dray-TENANT-xxxxx, is limited to 63
     return json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", "$comment": LICENCE, **closed(
         **{"global": {"type": "object"}},
-        parameters=closed(**{p["name"]: {**text, "description": p["doc"]} for p in schema.parameters}),
+        enabled={"type": "boolean", "description": "Of the condition under which another chart depends on this one."},
+        parameters=closed(**{p["name"]: parameter(p) for p in schema.parameters}),
         inject=closed(enabled={"type": "boolean"}, apiVersion={"enum": ["v1", "v1beta1", "v1alpha1"]}),
-        daemonset=closed(tenants=names, nodeSelector={"type": "object"}, tolerations={"type": "array"}),
-        networkPolicy=closed(namespaces=names, monitoringNamespace=label),
+        daemonset=closed(tenants=tenants, nodeSelector={"type": "object"}, tolerations={"type": "array"}),
+        networkPolicy=closed(namespaces=labels(63), monitoringNamespace=label(63)),
         monitoring=closed(enabled={"type": "boolean"}))}, indent=2) + "\n"
 
 

@@ -53,8 +53,21 @@ def test_parameters_reach_the_daemonset():
     assert agent["securityContext"]["capabilities"] == {"drop": ["ALL"]} and list(agent["resources"]["limits"]) == ["memory"]
 
 
+def test_values_that_helm_passes_as_numbers_and_to_subcharts():
+    """--set makes numbers of digits, and `condition: dray.enabled` of another chart puts `enabled` among the values."""
+    longest = "n" * 63
+    things = helm("enabled=true", "daemonset.tenants={a}", "parameters.rdmaResource=rdma/hca", "parameters.rdmaCount=2", "parameters.cpu=1",
+                  "parameters.memory=536870912", f"networkPolicy.namespaces={{{longest}}}", f"networkPolicy.monitoringNamespace={longest}")
+    (agent,) = things[("DaemonSet", "dray-system", "dray-a")]["spec"]["template"]["spec"]["containers"]
+    assert agent["resources"]["limits"] == {"memory": "536870912", "rdma/hca": "2"} and agent["resources"]["requests"]["cpu"] == "1"
+    assert ("NetworkPolicy", longest, "dray-sidecars") in things
+    values = next(o["data"] for (kind, _, _), o in things.items() if kind == "ConfigMap")
+    assert (values["cpu"], values["memory"], values["rdmaCount"]) == ("1", "536870912", "2")
+
+
 @pytest.mark.parametrize(("setting", "name"), [
-    ("parameters.imgae=x", "imgae"), ("parameters.image=a\"b", "image"), ("inject.apiVersion=v2", "apiVersion"), ("daemonset.tenants={../x}", "tenants")])
+    ("parameters.imgae=x", "imgae"), ("parameters.image=a\"b", "image"), ("inject.apiVersion=v2", "apiVersion"), ("daemonset.tenants={../x}", "tenants"),
+    ("parameters.image=1", "image"), ("networkPolicy.namespaces={" + 64 * "n" + "}", "namespaces"), ("daemonset.tenants={" + 53 * "n" + "}", "tenants")])
 def test_wrong_values_are_refused(setting, name):
     done = subprocess.run(["helm", "template", "dray", CHART, "--set", setting], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert done.returncode and name in done.stderr, done.stderr
