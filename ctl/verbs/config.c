@@ -68,8 +68,7 @@ static const struct dray_config_key *key_find(struct ctl *c, const char *name)
 	return NULL;
 }
 
-/* The row of a key in the agent's settings; -1: no agent answers, or it does not know the key. */
-static ssize_t row_find(struct ctl *c, struct ctl_rows *r, const char *key)
+ssize_t ctl_setting_find(struct ctl *c, struct ctl_rows *r, const char *key)
 {
 	if (ctl_list_get(c, &ctl_list_settings, r, NULL) < 0)
 		return -1;
@@ -128,7 +127,7 @@ static int explain(struct ctl *c)
 	key = key_find(c, c->args[1]);
 	if (!key)
 		return -1;
-	row = row_find(c, &rows, key->path);
+	row = ctl_setting_find(c, &rows, key->path);
 	c->failure = CTL_FAILURE_NULL; /* What a key means is known without an agent. */
 	if (row >= 0) {
 		value = ctl_rows_text(&rows, (size_t)row, DRAY_DBUS_SETTING_FIELD_VALUE);

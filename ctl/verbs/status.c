@@ -9,6 +9,7 @@
 #include "ctl/render/table.h"
 #include "ctl/verbs/verbs.h"
 #include "lib/time.h"
+#include "schema/gen/config.h"
 
 /* An agent that is starting has no control socket yet, which nothing announces: how long and how often to look.
  * A --timeout replaces the first. */
@@ -131,22 +132,49 @@ static void store_print(const struct ctl_properties *p, FILE *f)
 			"  directory     not used: drayctl store has its state, drayctl events the reason\n");
 }
 
-/* The next step for a person who has just started an agent, or finds one that does not work. */
-static const char *next_step(const struct ctl_properties *p)
+/* bench, with the option that it needs if the agent's data socket is not the one that it uses by itself. */
+static void bench_print(struct ctl *c)
 {
-	if (!strcmp(p->v.state, CTL_STATE_DRAINED))
-		return "drayctl resume accepts work again";
-	if (ctl_properties_counter(p, "dray_peers") > ctl_properties_counter(p, "dray_peers_ready"))
-		return "drayctl peers says why a peer is not ready";
-	if (!ctl_properties_counter(p, "dray_sessions_total"))
-		return "drayctl bench moves first bytes; engines find the data socket by DRAY_SOCKET";
-	return NULL;
+	ctl_auto_rows struct ctl_rows settings = CTL_ROWS_NULL;
+	ssize_t row = ctl_setting_find(c, &settings, "data.socket");
+	const char *given = c->env->socket, *used, *socket;
+
+	used = given && *given ? given : dray_config_keys[DRAY_CONFIG_KEY_DATA_SOCKET].def;
+	socket = row < 0 ? used :
+			   ctl_rows_text(&settings, (size_t)row, DRAY_DBUS_SETTING_FIELD_VALUE);
+	c->failure =
+		CTL_FAILURE_NULL; /* An agent that does not tell its settings may still serve. */
+	if (strcmp(socket, used) != 0)
+		fprintf(c->out,
+			"drayctl bench --socket %s moves first bytes; engines find the data socket by DRAY_SOCKET=%s\n",
+			socket, socket);
+	else
+		fputs("drayctl bench moves first bytes; engines find the data socket by DRAY_SOCKET\n",
+		      c->out);
 }
 
-static void text_print(const struct ctl_properties *p, FILE *f, bool color)
+/* The next step for a person who has just started an agent, or finds one that does not work. */
+static void next_print(struct ctl *c, const struct ctl_properties *p)
 {
+	static const char head[] = "  next          ";
+
+	if (!strcmp(p->v.state, CTL_STATE_DRAINED)) {
+		fprintf(c->out, "%sdrayctl resume accepts work again\n", head);
+	} else if (ctl_properties_counter(p, "dray_peers") >
+		   ctl_properties_counter(p, "dray_peers_ready")) {
+		fprintf(c->out, "%sdrayctl peers says why a peer is not ready\n", head);
+	} else if (!ctl_properties_counter(p, "dray_sessions_total")) {
+		fputs(head, c->out);
+		bench_print(c);
+	}
+}
+
+static void text_print(struct ctl *c, const struct ctl_properties *p)
+{
+	FILE *f = c->out;
+
 	fprintf(f, "drayd %s  ", p->v.version);
-	ctl_mood_print(f, p->v.state, ctl_mood_of(p->v.state), color);
+	ctl_mood_print(f, p->v.state, ctl_mood_of(p->v.state), c->color);
 	fprintf(f, ", up %s\n", ctl_span(p->v.uptime_ns));
 	if (!strcmp(p->v.state, "draining")) {
 		char text[CTL_DRAIN_BYTES];
@@ -189,8 +217,7 @@ static void text_print(const struct ctl_properties *p, FILE *f, bool color)
 	fprintf(f, "  mailboxes     %s open, %s letters waiting; %s delivered, %s refused\n",
 		count(p, "mailboxes"), count(p, "letters_waiting"),
 		count(p, "letters_delivered_total"), count(p, "letters_refused_total"));
-	if (next_step(p))
-		fprintf(f, "  next          %s\n", next_step(p));
+	next_print(c, p);
 }
 
 /* As ctl_properties_get(), but waits for an agent that is starting. */
@@ -220,7 +247,7 @@ int ctl_status(struct ctl *c)
 	else if (c->format == CTL_PLAIN)
 		plain_print(&p, c->out);
 	else
-		text_print(&p, c->out, c->color);
+		text_print(c, &p);
 	return CTL_EXIT_OK;
 }
 

@@ -13,6 +13,9 @@
 int ctl_change(struct ctl *c, const char *key, const char *value, const char *member,
 	       const char *types, ...);
 
+/* Reads the agent's settings. The row of a key; -1: no agent answers, or it does not know the key. */
+ssize_t ctl_setting_find(struct ctl *c, struct ctl_rows *r, const char *key);
+
 /* store --trace: an exit status, or -1. */
 int ctl_store_trace(struct ctl *c);
 

@@ -32,9 +32,11 @@ def test_status_waits_for_an_agent_that_starts(agent, lab):
         status.wait()
 
 
-def test_status_names_the_next_step(new_agent):
+def test_status_names_the_next_step(new_agent, monkeypatch):
     agent = new_agent()
-    assert "next          drayctl bench" in agent.ctl("status")
+    assert f"next          drayctl bench --socket {agent.socket} moves first bytes" in agent.ctl("status")
+    monkeypatch.setenv("DRAY_SOCKET", str(agent.socket))
+    assert "next          drayctl bench moves first bytes" in agent.ctl("status")
     with Side(agent, MIB):
         assert "next" not in agent.ctl("status")
     agent.ctl("drain", "--stay", "--wait")
