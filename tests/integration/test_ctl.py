@@ -81,6 +81,14 @@ def busy(a, b):
         waiting.cancel()
 
 
+@pytest.mark.parametrize(("verb", "list_verb"), [
+    (("close", "1"), "sessions"), (("cancel", "1", "1"), "sessions"), (("rails", "--disable", "none0"), "rails"),
+    (("store", "--evict", "1", "--space", "none"), "store"), (("store", "--evict", "1", "--owner", "default:12345"), "store")])
+def test_what_is_not_there_is_listed_by_a_verb(new_agent, verb, list_verb):
+    done = new_agent(settings={"limits.store_bytes": "1MiB"}).ctl(*verb, check=False)
+    assert done.returncode == 1 and f"; drayctl {list_verb} lists the" in done.stderr, done.stderr
+
+
 # --- output --------------------------------------------------------------------------------
 
 def test_schemas_agree_with_the_interface():

@@ -188,7 +188,7 @@ def test_the_most_valuable_objects_are_listed(new_store):
         assert first["key"] == "key\\x200" and first["uses"] > 1 and first["held"]
         text = agent.ctl("store", "--keys", "1000", *OWNER)
         assert len(text.splitlines()) == 10 and "WORTH" in text
-        for wrong, why in ((("--keys", "4"), "needs --space NAME or --owner"), (("--keys", "4", "--space", "kv"), "no name space"),
+        for wrong, why in ((("--keys", "4"), "needs --space NAME or --owner"), (("--keys", "4", "--space", "kv"), "no name space \"kv\"; drayctl store lists the others"),
                            (("--keys", "0", *OWNER), "--keys"), (("--keys", "1", "--warm", "1MiB", *OWNER), "give one of them"),
                            (OWNER, "have no effect without --keys, --warm, --verify or --evict")):
             with pytest.raises(AssertionError, match=why):

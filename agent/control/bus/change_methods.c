@@ -62,9 +62,11 @@ static int no_session(sd_bus_error *reterr, uint64_t session)
 
 	if (handle_kind_differs(session, DMSG_HANDLE_KIND_SESSION, differs, sizeof(differs)))
 		return sd_bus_error_setf(reterr, SD_BUS_ERROR_INVALID_ARGS,
-					 "%s; ListSessions lists the sessions", differs);
+					 "%s; drayctl sessions lists the sessions", differs);
 	return sd_bus_error_setf(reterr, DRAY_DBUS_ERROR_NOT_FOUND,
-				 "there is no session %" PRIu64 "; ListSessions has them", session);
+				 "there is no session %" PRIu64
+				 "; drayctl sessions lists the others",
+				 session);
 }
 
 CHANGE(drain)
@@ -247,7 +249,8 @@ static int rail_switch(struct agent *a, sd_bus_message *m, bool disable, sd_bus_
 	if (ret == -ENOENT)
 		return sd_bus_error_setf(
 			reterr, DRAY_DBUS_ERROR_NOT_FOUND,
-			"the agent has no rail on port %.60s/%u; ListRails has them", device, port);
+			"the agent has no rail on port %.60s/%u; drayctl rails lists the others",
+			device, port);
 	return ret;
 }
 
@@ -285,11 +288,13 @@ int bus_no_space(const char *space, const char *tenant, uint32_t uid, sd_bus_err
 
 	if (*space)
 		snprintf(why, sizeof(why),
-			 "the store has no name space \"%.60s\"; ListStore has them", space);
+			 "the store has no name space \"%.60s\"; drayctl store lists the others",
+			 space);
 	else
-		snprintf(why, sizeof(why),
-			 "the store has no name space of owner %.60s:%u; ListStore has them",
-			 tenant, uid);
+		snprintf(
+			why, sizeof(why),
+			"the store has no name space of owner %.60s:%u; drayctl store lists the others",
+			tenant, uid);
 	return sd_bus_error_set(reterr, DRAY_DBUS_ERROR_NOT_FOUND, bus_text(why, text));
 }
 
