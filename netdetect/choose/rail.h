@@ -33,3 +33,7 @@ struct nd_rail {
 int nd_rails_to(const struct nd_source *s, const struct nd_links *links,
 		const struct nd_devices *devices, const struct nd_remote_port *ports,
 		size_t n_ports, struct nd_rail **ret, size_t *ret_n);
+
+/* True if nd_rails_to() gives the same for both scans. Pure. */
+bool nd_rails_alike(const struct nd_links *a_links, const struct nd_devices *a_devices,
+		    const struct nd_links *b_links, const struct nd_devices *b_devices);

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "lib/array.h"
+#include "lib/hash.h"
 #include "netdetect/source/attr.h"
 
 #ifndef IFF_LOWER_UP /* of linux/if.h, which cannot be included beside net/if.h */
@@ -166,6 +167,11 @@ static int parse_addr(const void *payload, size_t n, struct nd_links *out)
 	return DRAY_APPEND(out->addrs, out->n_addrs, x.a);
 }
 
+struct parsed_route {
+	struct nd_route r;
+	uint64_t hash;
+};
+
 static int route_attr(const struct nd_attr *a, void *arg)
 {
 	static const struct nd_field fields[] = {
@@ -173,8 +179,12 @@ static int route_attr(const struct nd_attr *a, void *arg)
 		ND_NUMBER(RTA_PRIORITY, 4, struct nd_route, metric),
 		ND_NUMBER(RTA_TABLE, 4, struct nd_route, table),
 	};
-	struct nd_route *r = arg;
+	struct parsed_route *x = arg;
+	struct nd_route *r = &x->r;
 
+	/* this has the lifetime of the route */
+	if (a->type != RTA_CACHEINFO)
+		x->hash = dray_hash(x->hash ^ a->type, a->data, a->n);
 	if (a->type == RTA_DST)
 		read_addr(a, r->family, &r->dst);
 	else if (a->type == RTA_GATEWAY)
@@ -199,7 +209,7 @@ static bool is_configured(const struct nd_route *r, const struct rtmsg *m)
 
 static int parse_route(const void *payload, size_t n, struct nd_links *out)
 {
-	struct nd_route route;
+	struct parsed_route x;
 	struct rtmsg m;
 	int r;
 
@@ -208,16 +218,20 @@ static int parse_route(const void *payload, size_t n, struct nd_links *out)
 	memcpy(&m, payload, sizeof(m));
 	if (m.rtm_family != AF_INET && m.rtm_family != AF_INET6)
 		return 0;
-	route = (struct nd_route){ .family = m.rtm_family,
-				   .prefix = m.rtm_dst_len,
-				   .type = m.rtm_type,
-				   .table = m.rtm_table };
-	r = nd_attrs((const uint8_t *)payload + sizeof(m), n - sizeof(m), route_attr, &route);
+	x = (struct parsed_route){ .r = { .family = m.rtm_family,
+					  .prefix = m.rtm_dst_len,
+					  .type = m.rtm_type,
+					  .table = m.rtm_table },
+				   .hash = dray_hash(0, &m, sizeof(m)) };
+	r = nd_attrs((const uint8_t *)payload + sizeof(m), n - sizeof(m), route_attr, &x);
 	if (r < 0)
 		return r;
-	if (route.prefix > (route.family == AF_INET ? 32 : 128))
+	if (x.r.prefix > (x.r.family == AF_INET ? 32 : 128))
 		return -EBADMSG;
-	return is_configured(&route, &m) ? DRAY_APPEND(out->routes, out->n_routes, route) : 0;
+	/* a sum, because the order of routes does not matter */
+	if (!(m.rtm_flags & RTM_F_CLONED))
+		out->routes_hash += x.hash;
+	return is_configured(&x.r, &m) ? DRAY_APPEND(out->routes, out->n_routes, x.r) : 0;
 }
 
 int nd_link_message(uint16_t type, const void *payload, size_t n, void *arg)

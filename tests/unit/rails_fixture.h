@@ -35,6 +35,7 @@ struct lab {
 	struct worker_pool pool;
 	struct rails *rails;
 	struct nd_scan *scan;
+	uint64_t routes_hash; /* of the next scan */
 
 	/* messages to workers and peers */
 	struct transport_message told[TOLD_MAX];
@@ -545,6 +546,7 @@ static inline void see_ports(unsigned devices, unsigned active, uint32_t gid_ind
 	atomic_init(&s->refs, 1);
 	s->devices.v = calloc(devices + 1, sizeof(*s->devices.v));
 	s->devices.n = devices;
+	s->links.routes_hash = lab->routes_hash;
 	for (unsigned i = 0; i < devices; i++) {
 		struct nd_device *d = &s->devices.v[i];
 

@@ -312,6 +312,46 @@ static void addresses_are_ranked(void **state)
 	nd_links_deinit(&l);
 }
 
+static uint64_t hash_of(const struct building b)
+{
+	struct nd_links l = { 0 };
+	uint64_t hash;
+
+	take(&l, RTM_NEWROUTE, b);
+	hash = l.routes_hash;
+	nd_links_deinit(&l);
+	return hash;
+}
+
+/* It shows each change that look-ups can depend on, in every table, but not that a lifetime was renewed. */
+static void hash_of_routes(void **state)
+{
+	const uint64_t hash = hash_of(route_message("10.0.0.0", 8, 1, 50));
+	struct building b = route_message("10.0.0.0", 8, 1, 50);
+	struct rta_cacheinfo lifetime = { .rta_expires = 1000 };
+	struct rtnexthop hop = { .rtnh_len = sizeof(hop), .rtnh_ifindex = 2 };
+	struct nd_links l = { 0 };
+	struct rtmsg m;
+
+	attr(&b, RTA_CACHEINFO, &lifetime, sizeof(lifetime));
+	assert_int_equal(hash_of(b), hash);
+	assert_int_not_equal(hash_of(route_message("10.0.0.0", 9, 1, 50)), hash);
+	assert_int_not_equal(hash_of(route_message("10.0.0.0", 8, 2, 50)), hash);
+	assert_int_not_equal(hash_of(route_message("10.0.0.0", 8, 1, 51)), hash);
+	attr(&b, RTA_MULTIPATH, &hop, sizeof(hop));
+	assert_int_not_equal(hash_of(b), hash);
+	/* another table */
+	b = route_message("10.0.0.0", 8, 1, 50);
+	memcpy(&m, b.bytes, sizeof(m));
+	m.rtm_table = RT_TABLE_LOCAL;
+	memcpy(b.bytes, &m, sizeof(m));
+	take(&l, RTM_NEWROUTE, b);
+	assert_int_equal(l.n_routes, 0);
+	assert_int_not_equal(l.routes_hash, 0);
+	assert_int_not_equal(l.routes_hash, hash);
+	nd_links_deinit(&l);
+}
+
 /* A host whose uplink is a port of a bridge. */
 static void a_bridge_can_be_the_uplink(void **state)
 {
@@ -338,6 +378,7 @@ int main(void)
 		cmocka_unit_test(streams_of_messages),
 		cmocka_unit_test(listeners),
 		cmocka_unit_test(sockets_are_counted),
+		cmocka_unit_test(hash_of_routes),
 		cmocka_unit_test(addresses_are_ranked),
 		cmocka_unit_test(a_bridge_can_be_the_uplink),
 	};

@@ -337,6 +337,64 @@ static void nothing_to_pair(void **state)
 	ask(NULL, 0);
 }
 
+/* Scans are alike until something changes by which nd_rails_to() decides. */
+static void alike(void **state)
+{
+	struct nd_links links;
+	struct nd_devices devices;
+	struct nd_link link;
+	struct nd_addr addr;
+	struct nd_port port;
+	struct nd_device device;
+	struct nd_gid gid;
+
+	eth0_with_subnet();
+	link = rig.links[0];
+	addr = rig.addrs[0];
+	gid = rig.gids[0];
+	port = rig.ports[0];
+	port.gids.v = &gid;
+	device = rig.devices[0];
+	device.ports = &port;
+	links = rig.scan.links;
+	links.links = &link;
+	links.addrs = &addr;
+	devices = (struct nd_devices){ .v = &device, .n = 1 };
+#define ALIKE() nd_rails_alike(&rig.scan.links, &rig.scan.devices, &links, &devices)
+#define DIFFERS(field, value)                  \
+	do {                                   \
+		__typeof__(field) was = field; \
+		assert_true(ALIKE());          \
+		field = value;                 \
+		assert_false(ALIKE());         \
+		field = was;                   \
+	} while (0)
+	DIFFERS(links.routes_hash, 1);
+	DIFFERS(link.ifindex, 7);
+	DIFFERS(link.master, 7);
+	DIFFERS(link.lower, 7);
+	DIFFERS(link.kind, ND_LINK_BOND);
+	DIFFERS(link.name[0], 'x');
+	DIFFERS(addr.ifindex, 7);
+	DIFFERS(addr.prefix, 24);
+	DIFFERS(addr.addr.s6_addr[15], 9);
+	DIFFERS(devices.n, 0);
+	DIFFERS(device.name[0], 'x');
+	DIFFERS(port.number, 2);
+	DIFFERS(port.state, ND_PORT_DOWN);
+	DIFFERS(port.layer, ND_LAYER_INFINIBAND);
+	DIFFERS(port.active_mtu, 1024);
+	DIFFERS(gid.index, 7);
+	DIFFERS(gid.type, ND_GID_ROCE_V1);
+	DIFFERS(gid.rejected, true);
+	DIFFERS(gid.ifindex, 7);
+	DIFFERS(gid.gid.s6_addr[15], 9);
+	/* flags, such as those that tell the end of a lifetime, and counters do not matter */
+	link.mtu = 9000;
+	addr.flags = 1;
+	assert_true(ALIKE());
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -355,6 +413,7 @@ int main(void)
 		TEST(other_infiniband_subnet),
 		TEST(infiniband_and_ethernet),
 		TEST(nothing_to_pair),
+		TEST(alike),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

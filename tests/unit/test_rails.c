@@ -778,6 +778,48 @@ static void test_path_moves_nothing(void **state)
 	part();
 }
 
+static bool is_matching(void)
+{
+	return rail_peer_get(lab->rails, PEER)->matching;
+}
+
+/* Most events of the kernel change nothing of this: peers are sent nothing, and no route is looked up. */
+static void test_nothing_has_changed(void **state)
+{
+	uint8_t buf[PMSG_PORT_SIZE];
+	struct dray_vec same = { buf, 1 };
+	unsigned ports;
+
+	pmsg_port_put(buf, &(struct pmsg_port){ .mtu = 4096, .gid_type = 2, .layer = 2 });
+	see(1, 1, 3);
+	UNTIL(IS(0, "up"));
+	meet(1);
+	ports = lab->ports;
+	see(1, 1, 3);
+	assert_int_equal(lab->ports, ports);
+	assert_false(is_matching());
+	rails_peer_ports(lab->rails, PEER, &same);
+	assert_false(is_matching());
+	/* a route has changed, which the rail's state does not show */
+	lab->routes_hash++;
+	see(1, 1, 3);
+	assert_int_equal(lab->ports, ports);
+	assert_true(is_matching());
+	UNTIL(!is_matching());
+	see(1, 0, 3);
+	assert_int_equal(lab->ports, ports + 1);
+	assert_int_equal(lab->n_ports, 0);
+	UNTIL(!is_matching());
+	see(1, 1, 3);
+	assert_int_equal(lab->ports, ports + 2);
+	assert_int_equal(lab->n_ports, 1);
+	UNTIL(!is_matching());
+	/* a second peer that comes later is told, too */
+	rails_peer_down(lab->rails, PEER);
+	rails_peer_up(lab->rails, PEER, PMSG_FEATURE_RDMA);
+	assert_int_equal(lab->ports, ports + 3);
+}
+
 /* A path that was given up goes and comes back while a former queue pair is left: it is used at once. */
 static void test_path_returns(void **state)
 {
@@ -1221,6 +1263,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_connect_fails_for_one_worker, workers_setup,
 						teardown),
 		TEST(path_moves_nothing),
+		TEST(nothing_has_changed),
 		TEST(path_returns),
 		TEST(completion_queue_short),
 		TEST(completion_queue_full),

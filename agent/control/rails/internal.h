@@ -202,6 +202,7 @@ struct rail_peer {
 	bool no_window;                 /* there is no memory for it; logged */
 	struct dray_list awaits_window; /* in rails->awaiting: gpu.windows is used up; logged */
 	struct window *window;          /* NULL: none */
+	uint64_t ports_told;            /* the version of the last PORTS to it; 0: there was none */
 	bool ports_known, no_path_logged;
 	struct pmsg_port announced[RAILS_MAX]; /* its rails, by its last message */
 	uint32_t n_announced;
@@ -249,6 +250,10 @@ struct rails {
 	struct nd_scan *scan;
 	struct rail *v[RAILS_MAX];
 	unsigned n;
+	/* the rails that peers may use, as PORTS has them; the version changes with them */
+	uint8_t ports[RAILS_MAX * PMSG_PORT_SIZE];
+	uint32_t n_ports;
+	uint64_t ports_version;
 	struct dray_list devices, peers, regions, registrations, windows;
 	struct dray_map shared; /* struct registration of host memory, by place */
 	uint64_t shared_levels; /* mask: at these there was one */
@@ -434,8 +439,8 @@ struct rail_peer *rail_peer_get(struct rails *r, dray_handle peer);
 void rail_peer_free(struct rail_peer *peer);
 /* Frees a peer that is down and has no queue pairs and no job left. */
 void rail_peer_check(struct rail_peer *peer);
-/* Rails have changed: tells the peers, and matches paths anew. */
-void paths_refresh(struct rails *r);
+/* Tells the peers the rails here, unless they know them. anew: what reaches a peer may have changed, so matches its paths. */
+void paths_refresh(struct rails *r, bool anew);
 
 /* --- connect.c --- */
 /* Creates the queue pairs that the peer's paths lack and workers want. */

@@ -77,11 +77,10 @@ void rail_peer_check(struct rail_peer *peer)
 		rail_peer_free(peer);
 }
 
-static void tell_ports(struct rail_peer *peer)
+static void list_ports(struct rails *r)
 {
-	struct rails *r = peer->rails;
-	uint8_t buf[RAILS_MAX * PMSG_PORT_SIZE];
-	struct dray_vec ports = { .p = buf };
+	uint8_t buf[sizeof(r->ports)];
+	uint32_t n = 0;
 
 	for (unsigned i = 0; i < r->n; i++) {
 		const struct rail *rail = r->v[i];
@@ -96,10 +95,25 @@ static void tell_ports(struct rail_peer *peer)
 		p.lid = rail->lid;
 		p.flush_rkey = rail->device->flush_mr->rkey;
 		p.flush_address = (uintptr_t)rail->device->flush;
-		pmsg_port_put(buf + (size_t)ports.n++ * PMSG_PORT_SIZE, &p);
+		pmsg_port_put(buf + (size_t)n++ * PMSG_PORT_SIZE, &p);
 	}
+	if (r->ports_version && n == r->n_ports &&
+	    !memcmp(buf, r->ports, (size_t)n * PMSG_PORT_SIZE))
+		return;
+	memcpy(r->ports, buf, (size_t)n * PMSG_PORT_SIZE);
+	r->n_ports = n;
+	r->ports_version++;
+}
+
+static void tell_ports(struct rail_peer *peer)
+{
+	struct rails *r = peer->rails;
+
+	if (peer->ports_told == r->ports_version)
+		return;
+	peer->ports_told = r->ports_version;
 	peers_send(r->deps.peers, peer->handle, PMSG_PORTS, 0,
-		   &(union pmsg_body){ .ports = { ports } });
+		   &(union pmsg_body){ .ports = { { r->ports, r->n_ports } } });
 }
 
 /* Tells the workers the active paths to the peer. */
@@ -320,14 +334,16 @@ static void match(struct rail_peer *peer)
 	dray_jobs_add(r->slow, &peer->job, match_run, match_done);
 }
 
-void paths_refresh(struct rails *r)
+void paths_refresh(struct rails *r, bool anew)
 {
+	list_ports(r);
 	dray_list_for_each(&r->peers, peer, struct rail_peer, link) {
 		if (peer->down)
 			continue;
 		if (!peer->segment)
 			tell_ports(peer);
-		match(peer);
+		if (anew || peer->match_error < 0)
+			match(peer);
 	}
 }
 
@@ -361,6 +377,7 @@ void rails_peer_up(struct rails *r, dray_handle handle, uint64_t features)
 	if (!peer)
 		return;
 	peer->takes_windows = features & PMSG_FEATURE_WINDOW;
+	list_ports(r);
 	tell_ports(peer);
 }
 
@@ -458,12 +475,19 @@ void rails_engine_down(struct rails *r, dray_handle handle)
 void rails_peer_ports(struct rails *r, dray_handle handle, const struct dray_vec *ports)
 {
 	struct rail_peer *peer = rail_peer_get(r, handle);
+	struct pmsg_port list[RAILS_MAX];
+	size_t bytes = ports->n * sizeof(list[0]);
 
 	if (!peer)
 		return;
-	peer->n_announced = ports->n;
+	memset(list, 0, bytes);
 	for (uint32_t i = 0; i < ports->n; i++)
-		pmsg_port_get(ports->p + (size_t)i * PMSG_PORT_SIZE, &peer->announced[i]);
+		pmsg_port_get(ports->p + (size_t)i * PMSG_PORT_SIZE, &list[i]);
+	if (peer->ports_known && peer->n_announced == ports->n &&
+	    !memcmp(peer->announced, list, bytes))
+		return;
+	memcpy(peer->announced, list, bytes);
+	peer->n_announced = ports->n;
 	peer->ports_known = true;
 	match(peer);
 }

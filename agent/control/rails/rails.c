@@ -96,7 +96,7 @@ static void rail_actions(struct rail *rail, unsigned actions)
 	}
 	if (actions & (RAIL_ACTION_UP | RAIL_ACTION_LOSE)) {
 		rail_regions_publish(r, NULL);
-		paths_refresh(r);
+		paths_refresh(r, true);
 	}
 }
 
@@ -258,8 +258,12 @@ static void rail_follow(struct rail *rail)
 
 void rails_follow(struct rails *r, struct nd_scan *scan)
 {
+	bool alike;
+
 	if (!r->cfg->rdma.enable)
 		return;
+	alike = r->scan &&
+		nd_rails_alike(&r->scan->links, &r->scan->devices, &scan->links, &scan->devices);
 	nd_scan_ref(scan);
 	nd_scan_free(r->scan);
 	r->scan = scan;
@@ -269,7 +273,7 @@ void rails_follow(struct rails *r, struct nd_scan *scan)
 	for (unsigned i = 0; i < r->n; i++)
 		rail_follow(r->v[i]);
 	/* routes may have changed */
-	paths_refresh(r);
+	paths_refresh(r, !alike);
 	rail_regions_decide(r);
 	guests_changed(r);
 }
@@ -288,7 +292,7 @@ int rails_disable(struct rails *r, const char *device, uint32_t port, bool disab
 	/* a port that is absent now is handled when it comes back */
 	if (rail->present)
 		rail_follow(rail);
-	paths_refresh(r);
+	paths_refresh(r, true);
 	return 0;
 }
 
