@@ -10,11 +10,11 @@ import resource
 import signal
 import subprocess
 import sys
-from ctypes import byref
+from ctypes import byref, c_uint64, string_at
 
 import dray
 import pytest
-from dray import Status, Tier, _library as lib, errors
+from dray import Status, Tier, _library as lib, errors, store
 from harness import LIBRARY, LIMIT, MIB, ROOT, Raw, counters, until
 from wire import codec as s
 
@@ -599,6 +599,22 @@ def test_items_that_are_none(agent):
         assert user.has(b"one", b"two") == [False] * 2
         put = user.store.put(user.region, [(b"one", [(0, 1)]), (b"two", [(1, 2), (5, 1)], 0.5)])
         assert [r.status for r in put] == [Status.OK] * 2, "some have a cost"
+
+
+def test_batch_of_one_item():
+    """It is packed as a batch of many is."""
+    def parts(batch):
+        words = (c_uint64 * 6).from_address(batch.items)
+        return string_at(words[0], words[1]), string_at(words[2], 24 * words[3]), words[4], words[5]
+
+    layout, one = dray.BlockLayout([(0, 10, 100), (1000, 30, 50)]), store._One()
+    for item in ((b"key", [(5, 6)]), (b"k" * 255, ((5, 6),), 0.25), (b"key", layout, 1e9, 7), (b"key", layout), (b"key", [])):
+        assert one.pack(item, 0, 3, 4, 5, 2)
+        batch = lib.StoreBatch.from_buffer(one.memory)
+        assert (batch.region, batch.deadline_ms, batch.lease_ms, batch.replicas, batch.items_n) == (3, 4, 5, 2, 1)
+        assert parts(batch) == parts(store._copied([item]))
+    for item in ((b"key", [(5, 6), (7, 8)]), (b"k" * 256, [(5, 6)]), (b"key", [(-1, 6)]), (bytearray(b"key"), [(5, 6)]), (b"key", None)):
+        assert not one.pack(item, 0, 3, 4, 5, 2)
 
 
 def test_region_of_another_client(agent):

@@ -13,7 +13,7 @@ import time
 import weakref
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
-from ctypes import byref, c_size_t, c_uint64, c_void_p, create_string_buffer, string_at
+from ctypes import ArgumentError, byref, c_size_t, c_uint64, c_void_p, create_string_buffer, string_at
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, TypeVar, overload
 
@@ -364,15 +364,18 @@ class Session(Waiting):
 
     def _request(self, pending: Pending[Any], function: Any, *fields: Any) -> None:
         """Starts a request by a function of the library that ends in _start. After an exception it has a number if it was started."""
-        self._handle()
         pending._key = key = next_key()
         number = c_uint64()
         self._pending[key] = pending
         try:
-            code = self._call(function, *fields, key, byref(number))
+            code = function(self._d, *fields, key, byref(number))
             if code < 0:
                 raise self._last(code)
             pending._id = number.value
+        except ArgumentError:
+            self._pending.pop(key, None)
+            self._handle()
+            raise
         except BaseException:
             pending._id = number.value
             if not pending._id:
