@@ -4,6 +4,7 @@
 #include <netinet/tcp.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -73,6 +74,51 @@ static void test_unreachable(void **state)
 	lab_settle(&hand.lab);
 	assert_true(transport_tcp.tick(&a->core, a->tcp) == INT64_MAX);
 	hand.lab.side[1].listen_fd = socket(AF_UNIX, SOCK_STREAM, 0);
+	hand_own_finish();
+}
+
+/* No descriptor of this agent is free: that says nothing about the peer, to which transfers go as soon as there is one. */
+static void test_no_descriptor(void **state)
+{
+	struct rlimit usual, none;
+
+	hand_own_start();
+	assert_int_equal(getrlimit(RLIMIT_NOFILE, &usual), 0);
+	none = (struct rlimit){ 3, usual.rlim_max };
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+	lab_transfer1(a, 1, DMSG_DIRECTION_WRITE, 0, 0, 100);
+	for (unsigned i = 0; i < 2000 && !lab_end(a, 1); i++) {
+		lab_turn(&hand.lab);
+		lab_advance(&hand.lab, 10);
+	}
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &usual), 0);
+	hand_expect_end(1, DRAY_E_NO_FDS);
+	lab_advance(&hand.lab, 8000);
+	lab_transfer1(a, 2, DMSG_DIRECTION_WRITE, 5, 6, 7);
+	hand_ack(hand_stream(1), hand_receive_write(hand_stream(1), 5, 6, 7).slice, 0);
+	hand_expect_end(2, 0);
+	hand_own_finish();
+}
+
+/* Lacks and refusals in turn: each kind is counted, so that one does not hide the other. */
+static void test_lack_and_refusal(void **state)
+{
+	struct tcp_channel *ch;
+
+	hand_own_start();
+	lab_transfer1(a, 1, DMSG_DIRECTION_WRITE, 0, 0, 100);
+	ch = &tcp_peer_get(a->tcp, a->link.peer)->channels[DMSG_CLASS_BULK];
+	for (unsigned i = 0; i < 2; i++) {
+		tcp_connect_failed(ch, -EMFILE);
+		tcp_connect_failed(ch, -ECONNREFUSED);
+	}
+	a->core.now_ns += 5 * DRAY_NS_PER_SEC;
+	assert_null(lab_end(a, 1));
+	tcp_connect_failed(ch, -ECONNREFUSED);
+	hand_expect_end(1, DRAY_E_PEER_UNREACHABLE);
+	lab_transfer1(a, 2, DMSG_DIRECTION_WRITE, 0, 0, 100);
+	tcp_connect_failed(ch, -ENOMEM);
+	hand_expect_end(2, DRAY_E_NO_MEMORY);
 	hand_own_finish();
 }
 
@@ -224,7 +270,8 @@ int main(void)
 		cmocka_unit_test(test_back_after_refusal), cmocka_unit_test(test_bad_mac),
 		cmocka_unit_test(test_no_welcome),         cmocka_unit_test(test_down_idle),
 		cmocka_unit_test(test_down_connecting),    cmocka_unit_test(test_down_in_flight),
-		cmocka_unit_test(test_down_lost),
+		cmocka_unit_test(test_down_lost),          cmocka_unit_test(test_no_descriptor),
+		cmocka_unit_test(test_lack_and_refusal),
 	};
 
 	return cmocka_run_group_tests(tests, hand_set_up, NULL);

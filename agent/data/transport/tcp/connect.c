@@ -6,7 +6,8 @@
  * attempt is repeated after a pause that doubles, with jitter, while slices wait. They wait until their
  * deadline. But when no attempt has led to an answered frame for connect_timeout, and at least
  * GIVE_UP_ATTEMPTS were made, the peer counts as unreachable: then each failed attempt ends the waiting
- * transfers with peer_unreachable.
+ * transfers with peer_unreachable. Attempts that failed because this agent lacks descriptors or memory are counted apart, because they
+ * say nothing about the peer, and end the transfers with no_fds or no_memory.
  */
 #include <errno.h>
 #include <string.h>
@@ -15,44 +16,69 @@
 #include "agent/data/transport/tcp/tcp.h"
 #include "lib/backoff.h"
 #include "lib/congestion.h"
+#include "lib/fds.h"
 
 #define GIVE_UP_ATTEMPTS 3
 #define UNREACHABLE \
 	"no data stream to the peer could be opened: check the path to its segment address"
 
-static void stop_unreachable(struct core *c, struct xfer *x, void *arg)
-{
-	struct tcp_channel *ch = arg;
+#define NO_FDS                                                                                    \
+	"this agent has no free file descriptor for a data stream to the peer: raise its NOFILE " \
+	"limit"
+#define NO_MEMORY "this agent has no memory for a data stream to the peer"
 
-	if (stage_channel_has(&ch->ch, x) && x->state == XFER_RUNNING)
-		xfer_stop(c, x, DRAY_E_PEER_UNREACHABLE, UNREACHABLE, false);
+/* Why no stream opens. */
+struct reason {
+	struct tcp_channel *ch;
+	uint32_t code;
+	const char *text;
+};
+
+static void stop_waiting(struct core *c, struct xfer *x, void *arg)
+{
+	const struct reason *r = arg;
+
+	if (stage_channel_has(&r->ch->ch, x) && x->state == XFER_RUNNING)
+		xfer_stop(c, x, r->code, r->text, false);
 }
 
-void tcp_connect_failed(struct tcp_channel *ch)
+static struct reason reason_of(struct tcp_channel *ch, int error)
+{
+	if (!dray_is_own_lack(error))
+		return (struct reason){ ch, DRAY_E_PEER_UNREACHABLE, UNREACHABLE };
+	if (dray_lacks_fds(error))
+		return (struct reason){ ch, DRAY_E_NO_FDS, NO_FDS };
+	return (struct reason){ ch, DRAY_E_NO_MEMORY, NO_MEMORY };
+}
+
+void tcp_connect_failed(struct tcp_channel *ch, int error)
 {
 	struct tcp *t = tcp_of(ch);
 	struct core *c = t->c;
+	struct tcp_fails *f = dray_is_own_lack(error) ? &ch->lacking : &ch->refused;
+	struct reason reason = reason_of(ch, error);
 	int64_t pause;
 
-	if (!ch->fails++)
-		ch->failing_since_ns = c->now_ns;
-	pause = backoff_pause(ch->fails, c->cfg.backoff_min_ns, c->cfg.backoff_max_ns);
+	if (!f->n++)
+		f->since_ns = c->now_ns;
+	pause = backoff_pause(ch->refused.n + ch->lacking.n, c->cfg.backoff_min_ns,
+			      c->cfg.backoff_max_ns);
 	ch->connect_ns = c->now_ns + backoff_spread(dray_max(pause, (int64_t)DRAY_NS_PER_MS));
 	tcp_timer(t, ch->connect_ns);
-	if (!ch->n_open && ch->fails >= GIVE_UP_ATTEMPTS &&
-	    c->now_ns - ch->failing_since_ns >= c->cfg.connect_timeout_ns)
-		xfers_each(c, stop_unreachable, ch);
+	if (!ch->n_open && f->n >= GIVE_UP_ATTEMPTS &&
+	    c->now_ns - f->since_ns >= c->cfg.connect_timeout_ns)
+		xfers_each(c, stop_waiting, &reason);
 }
 
 /* Closes a stream that never opened. */
-static void give_up(struct tcp_requester *p)
+static void give_up(struct tcp_requester *p, int error)
 {
 	struct tcp_channel *ch = p->ch;
 
 	ch->n_streams--;
 	tcp_stream_close(&p->s, true);
 	tcp_stream_free_later(&p->s);
-	tcp_connect_failed(ch);
+	tcp_connect_failed(ch, error);
 }
 
 static struct tcp_requester *requester_new(struct tcp_channel *ch)
@@ -81,21 +107,24 @@ static void connect_one(struct tcp_channel *ch)
 	const struct dray_addr *addr = &ch->peer->link->addr;
 	struct tcp_requester *p = requester_new(ch);
 	dray_auto_close int fd = -1;
+	int ret;
 
 	if (!p) {
-		tcp_connect_failed(ch);
+		tcp_connect_failed(ch, -ENOMEM);
 		return;
 	}
 	fd = socket(addr->sa.sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (fd < 0) {
-		give_up(p);
+		give_up(p, -errno);
 		return;
 	}
 	tcp_socket_setup(t, fd);
 	dray_congestion_at(fd, addr);
-	if ((connect(fd, &addr->sa, addr->len) < 0 && errno != EINPROGRESS) ||
-	    tcp_stream_watch(&p->s, fd) < 0) {
-		give_up(p);
+	ret = connect(fd, &addr->sa, addr->len) < 0 && errno != EINPROGRESS ?
+		      -errno :
+		      tcp_stream_watch(&p->s, fd);
+	if (ret < 0) {
+		give_up(p, ret);
 		return;
 	}
 	dray_take_fd(fd);
@@ -199,9 +228,11 @@ void tcp_connect_step(struct tcp_requester *p)
 		int error = 0;
 		socklen_t len = sizeof(error);
 
-		if (getsockopt(s->fd, SOL_SOCKET, SO_ERROR, &error, &len) < 0 || error ||
-		    send_hello(p) < 0) {
-			give_up(p);
+		ret = getsockopt(s->fd, SOL_SOCKET, SO_ERROR, &error, &len) < 0 ? -errno : -error;
+		if (!ret)
+			ret = send_hello(p);
+		if (ret < 0) {
+			give_up(p, ret);
 			return;
 		}
 		s->state = TCP_GREETING;
@@ -213,7 +244,7 @@ void tcp_connect_step(struct tcp_requester *p)
 			return;
 		}
 		if (ret < 0) {
-			give_up(p);
+			give_up(p, ret);
 			return;
 		}
 		tcp_stream_opened(s);
@@ -225,7 +256,7 @@ void tcp_connect_step(struct tcp_requester *p)
 void tcp_connect_tick(struct tcp_requester *p)
 {
 	if (p->s.tcp->c->now_ns >= p->connect_by_ns)
-		give_up(p);
+		give_up(p, -ETIMEDOUT);
 	else
 		tcp_timer(p->s.tcp, p->connect_by_ns);
 }

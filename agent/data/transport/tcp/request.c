@@ -274,7 +274,8 @@ static void note_useful(struct tcp_requester *p)
 	if (p->useful)
 		return;
 	p->useful = true;
-	p->ch->fails = 0;
+	p->ch->refused.n = 0;
+	p->ch->lacking.n = 0;
 }
 
 /* Returns the frame's slice, now the caller's. */
@@ -517,7 +518,7 @@ void tcp_requester_lose(struct tcp_stream *stream)
 	xfer_slices_end(c, &trailing, DRAY_E_PEER_LOST);
 	tcp_trailing_end(p, DRAY_E_PEER_LOST);
 	if (!p->useful)
-		tcp_connect_failed(ch);
+		tcp_connect_failed(ch, -ECONNRESET);
 }
 
 /* Queues the channel if this stream's send side is idle and there is work. */

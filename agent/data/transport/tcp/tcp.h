@@ -142,6 +142,12 @@ struct tcp_frame {
 	bool ended; /* answered, or it will not be sent */
 };
 
+/* Attempts that failed since the last answered frame. */
+struct tcp_fails {
+	uint32_t n;
+	int64_t since_ns;
+};
+
 struct tcp_channel {
 	struct stage_channel ch; /* first */
 	struct tcp_peer *peer;
@@ -149,9 +155,8 @@ struct tcp_channel {
 	struct dray_list streams;   /* requesters: connecting and open */
 	struct dray_list lost;      /* requesters: broken, the owner's end not known to be closed */
 	uint32_t n_streams, n_open;
-	uint32_t fails; /* consecutive attempts without an answered frame */
-	int64_t failing_since_ns;
-	int64_t connect_ns; /* earliest next attempt */
+	struct tcp_fails refused, lacking; /* the path or the peer; this agent lacked something */
+	int64_t connect_ns;                /* earliest next attempt */
 };
 
 /* Room for the heads of a batch. A slice joins it while the longest head still fits. */
@@ -287,8 +292,8 @@ void tcp_connect(struct tcp_channel *ch);
 /* The socket of a stream that is not yet open is ready. */
 void tcp_connect_step(struct tcp_requester *p);
 void tcp_connect_tick(struct tcp_requester *p);
-/* A stream failed to open, or broke before its first answer: sets the time of the next attempt. */
-void tcp_connect_failed(struct tcp_channel *ch);
+/* A stream failed to open, or broke before its first answer, for this reason (-errno): sets the time of the next attempt. */
+void tcp_connect_failed(struct tcp_channel *ch, int error);
 
 /* request.c */
 extern const struct tcp_side tcp_requester_side;
