@@ -547,7 +547,7 @@ void leases_each(struct regions *r, void (*fn)(void *arg, const struct dray_dbus
 					   .left_ns = 1000000000 });
 }
 
-struct leases_totals leases_totals(struct regions *r)
+struct leases_totals leases_totals(const struct regions *r)
 {
 	return (struct leases_totals){ .leases = 1, .holders = 1, .made = 7, .renewed = 3 };
 }

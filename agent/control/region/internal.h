@@ -41,7 +41,7 @@ struct regions {
 	struct turn_work
 		ends;    /* the ends of both; it counts tokens and grants that have begun to end */
 	bool continuing; /* inside ends_continue() */
-	struct leases_totals lease_totals;   /* without those of now */
+	struct leases_totals lease_totals;   /* without `leases` */
 	struct dead_token dead[DEAD_TOKENS]; /* ring; code 0: not used yet */
 	uint32_t dead_at;
 	uint32_t mooncake_max; /* exports with an address for Mooncake; 0: it is off */

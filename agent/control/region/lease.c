@@ -69,6 +69,12 @@ uint32_t lease_dead_code(const struct token *t)
 	}
 }
 
+static void count_acquired(const struct token *t)
+{
+	t->lease->acquired++;
+	t->region->regions->lease_totals.holders++;
+}
+
 static void free_lease(struct lease *l)
 {
 	if (l->owner) {
@@ -103,6 +109,7 @@ void lease_free(struct token *t)
 		l->counts->ranges -= l->ranges->n;
 	}
 	r->lease_totals.ended[l->outcome]++;
+	r->lease_totals.holders -= l->acquired - l->released;
 	r->deps.up->lease_ended(*r->deps.sessions, l->session, &m);
 	lease_forget(t);
 }
@@ -121,6 +128,9 @@ void lease_holder_gone(struct token *t, enum pmsg_release_how how)
 
 	if (!l || t->revoked)
 		return;
+	/* a lost one counts until the lease ends */
+	if (how != PMSG_RELEASE_HOW_LOST)
+		t->region->regions->lease_totals.holders--;
 	if (how == PMSG_RELEASE_HOW_DECLINED)
 		l->acquired--;
 	else if (how == PMSG_RELEASE_HOW_LOST)
@@ -364,7 +374,7 @@ int lease_acquire_local(struct regions *r, const struct pmsg_token *token,
 	ret = token_add_local(t, remote, reterr);
 	if (ret < 0)
 		return ret;
-	t->lease->acquired++;
+	count_acquired(t);
 	remote->ranges = ranges_ref(t->lease->ranges);
 	*ret_expiry_ms = left_ms(t);
 	return 0;
@@ -401,7 +411,7 @@ int lease_acquire(struct regions *r, dray_handle peer, const uint8_t peer_agent_
 	if (!g)
 		return -EPERM;
 	g->unasked = unasked;
-	t->lease->acquired++;
+	count_acquired(t);
 	*ret = (struct pmsg_lease_granted){
 		.grant = g->view.o.handle,
 		.token_id = t->handle,
@@ -486,13 +496,10 @@ void leases_each(struct regions *r, void (*fn)(void *arg, const struct dray_dbus
 	}
 }
 
-struct leases_totals leases_totals(struct regions *r)
+struct leases_totals leases_totals(const struct regions *r)
 {
 	struct leases_totals totals = r->lease_totals;
-	struct token *t;
 
 	totals.leases = r->leases.count;
-	for (uint32_t at = 0; (t = dray_handles_next(&r->leases, &at, NULL));)
-		totals.holders += t->lease->acquired - t->lease->released;
 	return totals;
 }

@@ -235,7 +235,7 @@ struct leases_totals {
 	uint64_t made, renewed;   /* since the start */
 	uint64_t ended[DMSG_LEASE_OUTCOME_PEER_LOST + 1];
 };
-struct leases_totals leases_totals(struct regions *r);
+struct leases_totals leases_totals(const struct regions *r);
 
 /* Parses a binary token and checks only its form. ret_segment: 256 bytes. 0 or -EINVAL with token_invalid. */
 int token_parse(const uint8_t *p, size_t n, struct pmsg_token *ret, char *ret_segment,
