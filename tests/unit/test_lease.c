@@ -705,6 +705,37 @@ static void test_listed(void **state)
 	lab_end(&l);
 }
 
+/* Leases that have ended are not looked at for the one that a peer asks for. */
+static void test_one_dead_of_many(void **state)
+{
+	struct lab l = lab_new(state);
+	struct regions *r = l.f->regions;
+	struct leased first, unknown;
+	dray_handle grant;
+
+	for (unsigned k = 0; k < 64; k++) {
+		struct leased x = lease(&l, 1);
+
+		if (!k)
+			first = x;
+		grant = acquire(&l, &x);
+		grant_release(r, PEER, grant, PMSG_RELEASE_HOW_USED);
+		fake_answer_all();
+	}
+	unknown = first;
+	unknown.t.token_id = grant;
+	for (unsigned k = 0; k < 64; k++)
+		if (r->dead[k].token != first.id)
+			UNTOUCHED_BEGIN(r->dead[k].token);
+	assert_int_equal(acquire_as(&l, &first, PEER, &grant), DRAY_E_TOKEN_USED);
+	assert_int_equal(acquire_as(&l, &unknown, PEER, &grant), DRAY_E_TOKEN_INVALID);
+	first.t.capability[0]++;
+	assert_int_equal(acquire_as(&l, &first, PEER, &grant), DRAY_E_TOKEN_INVALID);
+	for (unsigned k = 0; k < 64; k++)
+		UNTOUCHED_END(r->dead[k].token);
+	lab_end(&l);
+}
+
 static int setup(void **state)
 {
 	lease_up = fixture_up;
@@ -736,6 +767,7 @@ int main(void)
 		T(test_session_of_holder_lost),
 		T(test_ends_with_region_or_tokens),
 		T(test_unasked),
+		T(test_one_dead_of_many),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -20,6 +20,7 @@
 #define DEAD_TOKENS 1024
 
 struct dead_token {
+	struct dray_map_node node; /* in regions->dead_tokens, by token */
 	dray_handle token;
 	uint8_t capability[CAPABILITY_BYTES];
 	uint32_t code;
@@ -42,7 +43,8 @@ struct regions {
 		ends;    /* the ends of both; it counts tokens and grants that have begun to end */
 	bool continuing; /* inside ends_continue() */
 	struct leases_totals lease_totals;   /* without `leases` */
-	struct dead_token dead[DEAD_TOKENS]; /* ring; code 0: not used yet */
+	struct dead_token dead[DEAD_TOKENS]; /* a ring: a new one replaces the oldest */
+	struct dray_map dead_tokens;
 	uint32_t dead_at;
 	uint32_t mooncake_max; /* exports with an address for Mooncake; 0: it is off */
 	bool mooncake_rdma;    /* their engines reach them by queue pairs */

@@ -45,6 +45,7 @@ int regions_new(struct regions **ret, const struct regions_deps *deps)
 	dray_handles_init(&r->leases, DRAY_HANDLES_MAX, DMSG_HANDLE_KIND_LEASE);
 	dray_handles_init(&r->grants, DRAY_HANDLES_MAX, 0);
 	dray_map_init(&r->peers);
+	dray_map_init(&r->dead_tokens);
 	mappings_init(&r->mappings);
 	dray_list_init(&r->unended);
 	dray_list_init(&r->orphans);
@@ -104,6 +105,7 @@ struct regions *regions_free(struct regions *r)
 	dray_map_for_each(&r->peers, p, struct grant_peer, by_handle)
 		grant_peer_free(p);
 	dray_map_deinit(&r->peers);
+	dray_map_deinit(&r->dead_tokens);
 	dray_handles_deinit(&r->regions);
 	dray_handles_deinit(&r->grants);
 	dray_heap_deinit(&r->expiry);

@@ -59,20 +59,20 @@ static void remember_dead(struct regions *r, const struct token *t, uint32_t cod
 {
 	struct dead_token *g = &r->dead[r->dead_at++ % DEAD_TOKENS];
 
+	dray_map_del(&r->dead_tokens, &g->node);
 	g->token = t->handle;
 	memcpy(g->capability, t->capability, CAPABILITY_BYTES);
 	g->code = code;
+	dray_map_add(&r->dead_tokens, &g->node, &g->token, sizeof(g->token));
 }
 
 static uint32_t dead_code(const struct regions *r, dray_handle token, const uint8_t *capability)
 {
-	for (uint32_t i = 0; i < DEAD_TOKENS; i++) {
-		const struct dead_token *g = &r->dead[i];
+	const struct dead_token *g = dray_map_entry(
+		dray_map_find(&r->dead_tokens, &token, sizeof(token)), struct dead_token, node);
 
-		if (g->code && g->token == token &&
-		    !CRYPTO_memcmp(g->capability, capability, CAPABILITY_BYTES))
-			return g->code;
-	}
+	if (g && !CRYPTO_memcmp(g->capability, capability, CAPABILITY_BYTES))
+		return g->code;
 	return DRAY_E_TOKEN_INVALID;
 }
 
