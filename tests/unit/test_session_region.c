@@ -38,6 +38,29 @@ static void test_add_remove(void **state)
 	client_close(c);
 }
 
+/* Removing a region looks at no other one. */
+static void test_remove_one_of_many(void **state)
+{
+	struct lab *l = *state;
+	struct client *c = client_open(l, "", 0);
+	uint64_t regions[32];
+	struct session *s;
+
+	for (unsigned i = 0; i < 32; i++)
+		regions[i] = client_add_filled(c, PAGE, 1);
+	s = session_get(l->sessions, c->hello.session);
+	dray_map_for_each(&s->regions, r, struct session_region, node)
+		if (r->handle != regions[31])
+			UNTOUCHED_BEGIN(r->handle);
+	CLIENT_SEND(c, region_remove, &(struct dmsg_region_remove){ .region = regions[31] });
+	client_expect(c, DMSG_REGION_REMOVE_REPLY);
+	dray_map_for_each(&s->regions, r, struct session_region, node)
+		UNTOUCHED_END(r->handle);
+	assert_int_equal(totals(l).regions, 31);
+	client_close(c);
+	lab_until(l, totals(l).regions == 0);
+}
+
 static void test_add_refused(void **state)
 {
 	struct lab *l = *state;
@@ -773,6 +796,7 @@ int main(void)
 		T(test_fence_and_death),
 		T(test_release_of_lost),
 		T(test_release_during_drain),
+		T(test_remove_one_of_many),
 		T(test_many_remotes_lost),
 		T(test_many_remotes_drain),
 		T(test_remotes_of_others),

@@ -104,7 +104,8 @@ struct session {
 	struct session_shared shared;
 	struct ring_memory ring; /* arena NULL before RING_OPEN */
 	sd_event_source *pidfd_source;
-	struct dray_list regions, remotes, imports;
+	struct dray_map regions; /* struct session_region, by handle */
+	struct dray_list remotes, imports;
 	struct dray_list unreleased; /* remotes of a closed session; the others are on `remotes` */
 	struct dray_list leaving;    /* in owner->leaving while there are some */
 	struct dray_list held;       /* struct held_request */
@@ -123,7 +124,7 @@ struct session {
 
 /* A region of a session, with what it counts against the quotas. */
 struct session_region {
-	struct dray_list link;
+	struct dray_map_node node; /* in session->regions */
 	struct session *session;
 	dray_handle handle;
 	uint32_t extents;

@@ -65,7 +65,7 @@ static void reply_added(struct session *s, const struct session_region *r, int *
 
 static void forget(struct session_region *r)
 {
-	dray_list_del(&r->link);
+	dray_map_del(&r->session->regions, &r->node);
 	count(r, -1);
 	owner_put(r->session->uid_owner, RESOURCE_REGIONS, 1);
 	free(r);
@@ -187,7 +187,7 @@ int request_region_add(struct session *s, struct request *rq, struct dray_err *r
 	r->bytes = added.length;
 	r->early = added.early;
 	r->adding = added.pending && !added.early;
-	dray_list_add(&s->regions, &r->link);
+	dray_map_add(&s->regions, &r->node, &r->handle, sizeof(r->handle));
 	count(r, 1);
 	if (!r->adding) {
 		e = pass_pool(r, added.pool_fd, &fd, reterr);
@@ -200,10 +200,10 @@ int request_region_add(struct session *s, struct request *rq, struct dray_err *r
 
 static struct session_region *find(struct session *s, dray_handle handle)
 {
-	dray_list_for_each(&s->regions, r, struct session_region, link)
-		if (r->handle == handle && !r->adding && !r->removing)
-			return r;
-	return NULL;
+	struct session_region *r = dray_map_entry(
+		dray_map_find(&s->regions, &handle, sizeof(handle)), struct session_region, node);
+
+	return r && !r->adding && !r->removing ? r : NULL;
 }
 
 int request_region_remove(struct session *s, struct request *rq, struct dray_err *reterr)
@@ -272,7 +272,7 @@ int request_region_revoke(struct session *s, struct request *rq, struct dray_err
 
 void session_regions_close(struct session *s)
 {
-	dray_list_for_each(&s->regions, r, struct session_region, link) {
+	dray_map_for_each(&s->regions, r, struct session_region, node) {
 		r->replies = false;
 		if (r->removing)
 			region_hurry(s->owner->deps.regions, r->handle);

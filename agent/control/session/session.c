@@ -206,6 +206,7 @@ static void session_free(struct session *s)
 		free(g);
 	}
 	dray_handles_del(&s->owner->table, s->handle);
+	dray_map_deinit(&s->regions);
 	free(s);
 }
 
@@ -248,7 +249,7 @@ int session_open(struct sessions *ss, struct owner *o, const struct ucred *who,
 		s->uid_owner = owner_ref(o);
 		s->fd = -1;
 		dray_list_init(&s->group_link);
-		dray_list_init(&s->regions);
+		dray_map_init(&s->regions);
 		dray_list_init(&s->remotes);
 		dray_list_init(&s->unreleased);
 		dray_list_init(&s->leaving);
@@ -393,9 +394,8 @@ void session_check(struct session *s)
 {
 	struct sessions *ss = s->owner;
 
-	if (!s->closing || !s->worker_gone || !dray_list_empty(&s->regions) ||
-	    !dray_list_empty(&s->remotes) || !dray_list_empty(&s->unreleased) ||
-	    !dray_list_empty(&s->imports))
+	if (!s->closing || !s->worker_gone || s->regions.n || !dray_list_empty(&s->remotes) ||
+	    !dray_list_empty(&s->unreleased) || !dray_list_empty(&s->imports))
 		return;
 	log_debug("session", "ended session=%" PRIu64, s->handle);
 	session_free(s);
