@@ -23,6 +23,7 @@ struct mailboxes {
 	struct dray_map by_name;   /* open and reserved */
 	struct dray_list open;     /* with those that are closing; oldest first */
 	struct dray_list reserved; /* the first to expire comes first */
+	struct dray_map reservers;
 	struct shares shares;
 	struct mailboxes_totals totals; /* without `open` */
 };
@@ -33,11 +34,20 @@ struct name_key {
 	char text[TENANT_BYTES + DMSG_MAILBOX_NAME_MAX + 1];
 };
 
+/* A tenant and uid with reserved names. */
+struct reserver {
+	struct dray_map_node node; /* in mailboxes->reservers */
+	struct share_key key;      /* share_of_owner() */
+	struct dray_list list;     /* the oldest reservation comes first */
+	uint32_t n;
+};
+
 struct mailbox {
 	struct dray_list all;        /* in mailboxes->open or ->reserved */
-	struct dray_list link;       /* in owner->list */
+	struct dray_list link;       /* in owner->list, or reserver->list */
 	struct dray_map_node node;   /* by key; in no map while it is closing */
 	struct mailbox_owner *owner; /* NULL: the name is reserved */
+	struct reserver *reserver;   /* if it is */
 	dray_handle handle;
 	uid_t uid;
 	gid_t gid;
@@ -69,11 +79,47 @@ int mailboxes_new(struct mailboxes **ret, const struct mailboxes_deps *deps)
 	m->deps = *deps;
 	dray_handles_init(&m->handles, DRAY_HANDLES_MAX, DMSG_HANDLE_KIND_MAILBOX);
 	dray_map_init(&m->by_name);
+	dray_map_init(&m->reservers);
 	dray_list_init(&m->open);
 	dray_list_init(&m->reserved);
 	shares_init(&m->shares);
 	*ret = m;
 	return 0;
+}
+
+static struct reserver *find_reserver(const struct mailboxes *m, const char *tenant, uid_t uid)
+{
+	struct share_key key = share_of_owner(tenant, uid);
+
+	return dray_map_entry(dray_map_find(&m->reservers, &key, sizeof(key)), struct reserver,
+			      node);
+}
+
+/* The reservation is one of its tenant and uid. 0 or -ENOMEM. */
+static int reserver_join(struct mailboxes *m, struct mailbox *b)
+{
+	struct reserver *r = find_reserver(m, b->tenant, b->uid);
+
+	if (!r) {
+		r = calloc(1, sizeof(*r));
+		if (!r)
+			return -ENOMEM;
+		r->key = share_of_owner(b->tenant, b->uid);
+		dray_list_init(&r->list);
+		dray_map_add(&m->reservers, &r->node, &r->key, sizeof(r->key));
+	}
+	b->reserver = r;
+	dray_list_move(&r->list, &b->link);
+	r->n++;
+	return 0;
+}
+
+static void reserver_leave(struct mailboxes *m, struct reserver *r)
+{
+	if (--r->n)
+		return;
+	dray_map_del(&m->reservers, &r->node);
+	free(r);
 }
 
 static void mailbox_free(struct mailboxes *m, struct mailbox *b)
@@ -83,6 +129,8 @@ static void mailbox_free(struct mailboxes *m, struct mailbox *b)
 	dray_map_del(&m->by_name, &b->node);
 	dray_list_del(&b->all);
 	dray_list_del(&b->link);
+	if (b->reserver)
+		reserver_leave(m, b->reserver);
 	dray_handles_del(&m->handles, b->handle);
 	free(b);
 }
@@ -96,6 +144,7 @@ struct mailboxes *mailboxes_free(struct mailboxes *m)
 		mailbox_free(m, b);
 	dray_handles_deinit(&m->handles);
 	dray_map_deinit(&m->by_name);
+	dray_map_deinit(&m->reservers);
 	shares_deinit(&m->shares);
 	free(m);
 	return NULL;
@@ -175,36 +224,19 @@ static int claim_name(struct mailboxes *m, const struct mailbox_owner *o,
 	return 0;
 }
 
-/* Reserved names of this tenant and uid. *ret_oldest: the one that expires first, or NULL. */
-static uint32_t count_reserved(struct mailboxes *m, const struct mailbox_owner *o,
-			       struct mailbox **ret_oldest)
-{
-	uint32_t n = 0;
-
-	*ret_oldest = NULL;
-	dray_list_for_each(&m->reserved, r, struct mailbox, all) {
-		if (!is_owner(r, o))
-			continue;
-		if (!*ret_oldest)
-			*ret_oldest = r;
-		n++;
-	}
-	return n;
-}
-
 /* Counts one more, and makes room for it. A reservation gives way to a mailbox of its own owner, at the agent's limit to any. */
 static int take_quota(struct mailboxes *m, struct mailbox_owner *o, struct dray_err *reterr)
 {
 	uint64_t own_max = budget_limit(o->budget, RESOURCE_MAILBOXES);
 	uint64_t own = atomic_load(&o->budget->of[RESOURCE_MAILBOXES].used);
+	struct reserver *reserver = find_reserver(m, o->tenant, o->uid);
 	struct mailbox *oldest;
-	uint32_t reserved = count_reserved(m, o, &oldest);
 	int r = budget_take(o->budget, RESOURCE_MAILBOXES, 1, reterr);
 
 	if (r < 0)
 		return r;
-	if (oldest && own + reserved >= own_max)
-		mailbox_free(m, oldest);
+	if (reserver && own + reserver->n >= own_max)
+		mailbox_free(m, dray_list_first(&reserver->list, struct mailbox, link));
 	if (m->by_name.n >= (uint64_t)m->deps.cfg->limits.mailboxes) {
 		oldest = dray_list_first(&m->reserved, struct mailbox, all);
 		if (oldest)
@@ -291,26 +323,25 @@ int mailbox_close(struct mailboxes *m, const struct mailbox_owner *o, dray_handl
 static void reserve(struct mailboxes *m, struct mailbox *b)
 {
 	int64_t now = dray_now().ns, time = m->deps.cfg->mailbox.reserve;
+	struct dray_list *at;
 
-	if (b->closing || !time) {
+	if (b->closing || !time || reserver_join(m, b) < 0) {
 		mailbox_free(m, b);
 		return;
 	}
 	dray_handles_del(&m->handles, b->handle);
-	dray_list_del(&b->link);
 	b->handle = 0;
 	budget_put(b->owner->budget, RESOURCE_MAILBOXES, 1);
 	b->owner = NULL;
 	b->since_ns = now;
 	b->until_ns = now + time;
 	dray_list_del(&b->all);
-	/* sorted by the end, also after a change of mailbox.reserve */
-	dray_list_for_each(&m->reserved, later, struct mailbox, all)
-		if (later->until_ns > b->until_ns) {
-			dray_list_add(&later->all, &b->all);
-			return;
-		}
-	dray_list_add(&m->reserved, &b->all);
+	/* sorted by the end, also after a change of mailbox.reserve; without one, it is the last */
+	at = m->reserved.prev;
+	while (at != &m->reserved &&
+	       dray_list_entry(at, struct mailbox, all)->until_ns > b->until_ns)
+		at = at->prev;
+	dray_list_add_after(at, &b->all);
 }
 
 /* --- letters ------------------------------------------------------------------------------------------ */
