@@ -294,7 +294,8 @@ int agent_start_modules(struct agent *a, const struct dray_config *cfg, struct d
 	if (ret < 0)
 		return dray_err_set(reterr, ret, DRAY_E_NO_MEMORY, "regions: %s",
 				    dray_errno_text(ret));
-	ret = mailboxes_new(&a->mailboxes, &(struct mailboxes_deps){ .cfg = cfg,
+	ret = mailboxes_new(&a->mailboxes, &(struct mailboxes_deps){ .event = a->event,
+								     .cfg = cfg,
 								     .up = &mailboxes_up,
 								     .sessions = &a->sessions });
 	if (ret < 0)

@@ -328,12 +328,13 @@ static int lab_setup_workers(void **state)
 		.tcp_latency_streams = 1,
 		.tcp_slices_in_flight = 1,
 	};
+	assert_true(sd_event_new(&l->event) >= 0);
 	assert_int_equal(mailboxes_new(&l->mailboxes,
-				       &(struct mailboxes_deps){ .cfg = l->cfg,
+				       &(struct mailboxes_deps){ .event = l->event,
+								 .cfg = l->cfg,
 								 .up = &lab_mailboxes_up,
 								 .sessions = &l->sessions }),
 			 0);
-	assert_true(sd_event_new(&l->event) >= 0);
 	assert_int_equal(owners_new(&l->owners, l->event, l->cfg), 0);
 	assert_int_equal(pool_new(&l->pool, LAB_WORKERS, &core, 1000, &err), 0);
 	assert_int_equal(pool_start(&l->pool, &err), 0);

@@ -16,6 +16,7 @@
 #include "tests/unit/account.h"
 
 #define SENT_MAX 16 /* as in mailbox.c */
+#define UNREAD_PER_TURN 1024
 
 static const uint8_t agent_a[16] = { 1 }, agent_b[16] = { 2 };
 
@@ -451,6 +452,51 @@ static void test_memory(void **state)
 	assert_int_equal(mailboxes_totals(m).bytes, 0);
 }
 
+/* Many letters of a session that ends are freed in several turns of the loop, whatever becomes of their mailboxes. */
+static void test_many_unread(void **state)
+{
+	const unsigned n = 2 * UNREAD_PER_TURN + 2;
+	struct mailboxes *m;
+	struct mailbox_owner o;
+	dray_handle closing;
+	sd_event *e;
+
+	assert_true(sd_event_new(&e) >= 0);
+	cfg.limits.letters_per_mailbox = 16 * (int64_t)n;
+	cfg.limits.letter_bytes = 1 << 30;
+	assert_int_equal(mailboxes_new(&m, &(struct mailboxes_deps){ .event = e,
+								     .cfg = &cfg,
+								     .up = &up,
+								     .sessions = &no_sessions }),
+			 0);
+	closing = open_box(m, owner(&o, 11, 500), "closing", 16 * n);
+	open_box(m, &o, "kept", 16 * n);
+	for (unsigned i = 0; i < n; i++)
+		assert_int_equal(post(m, agent_a, 1, i % 2 ? "kept" : "closing", ""), 0);
+	assert_int_equal(mailbox_close(m, &o, closing, 1, NULL), 0);
+	mailbox_owner_end(m, &o);
+	/* the name is used again while letters of its former mailbox are freed */
+	open_box(m, owner(&o, 12, 500), "kept", 16 * n);
+	assert_int_equal(post(m, agent_a, 1, "kept", "new"), 0);
+	for (uint64_t left = n + 1, before; left > 1;) {
+		before = left;
+		left = mailboxes_totals(m).letters;
+		assert_in_range(before - left, 0, UNREAD_PER_TURN);
+		if (left > 1)
+			assert_true(sd_event_run(e, 10000000) >= 0);
+	}
+	assert_string_equal(seen.text, "new");
+	mailbox_owner_end(m, &o);
+	assert_int_equal(mailboxes_totals(m).bytes, 0);
+	/* those that are left at the end of the agent */
+	open_box(m, owner(&o, 13, 500), "kept", 16 * n);
+	for (unsigned i = 0; i < n; i++)
+		assert_int_equal(post(m, agent_a, 1, "kept", ""), 0);
+	mailbox_owner_end(m, &o);
+	mailboxes_free(m);
+	sd_event_unref(e);
+}
+
 static void test_share(void **state)
 {
 	(void)state;
@@ -466,11 +512,17 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 #define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
-		TEST(test_letter), TEST(test_order),
-		TEST(test_names),  TEST(test_reserved),
-		TEST(test_limits), TEST(test_close_with_letters),
-		TEST(test_full),   TEST(test_many_agents),
-		TEST(test_memory), cmocka_unit_test(test_share),
+		TEST(test_letter),
+		TEST(test_order),
+		TEST(test_names),
+		TEST(test_reserved),
+		TEST(test_limits),
+		TEST(test_close_with_letters),
+		TEST(test_full),
+		TEST(test_many_agents),
+		TEST(test_memory),
+		TEST(test_many_unread),
+		cmocka_unit_test(test_share),
 #undef TEST
 	};
 

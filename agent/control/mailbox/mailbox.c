@@ -9,6 +9,7 @@
 #include "agent/control/mailbox/share.h"
 #include "agent/model/budget.h"
 #include "agent/model/handle.h"
+#include "agent/process/turn_work.h"
 #include "lib/assert.h"
 #include "lib/map.h"
 #include "lib/time.h"
@@ -16,6 +17,8 @@
 
 /* Letters of one session that its worker has: enough to keep the worker busy while this thread does other work. */
 #define SENT_MAX 16
+/* Letters of sessions that have ended which are freed in one turn of the loop; it takes about 0.4 ms. */
+#define UNREAD_PER_TURN 1024
 
 struct mailboxes {
 	struct mailboxes_deps deps;
@@ -24,6 +27,8 @@ struct mailboxes {
 	struct dray_list open;     /* with those that are closing; oldest first */
 	struct dray_list reserved; /* the first to expire comes first */
 	struct dray_map reservers;
+	struct dray_list unread;  /* letters whose session has ended */
+	struct turn_work freeing; /* of these */
 	struct shares shares;
 	struct mailboxes_totals totals; /* without `open` */
 };
@@ -57,26 +62,38 @@ struct mailbox {
 	int64_t since_ns; /* opened, or reserved */
 	int64_t until_ns; /* end of the reservation */
 	bool closing;
+	bool gone; /* only its letters are left, the last of which frees it */
 	uint64_t close_request;
 	const char *tenant, *name; /* in the key */
 	struct name_key key;
 };
 
 struct letter {
-	struct dray_list link; /* in owner->letters or ->sent */
+	struct dray_list link; /* in owner->letters or ->sent, or mailboxes->unread */
 	struct mailbox *mailbox;
 	struct packet *packet; /* NULL: the worker has it */
 	uint64_t bytes;
 	struct share *agent, *sender, *owner; /* what it counts against */
 };
 
+static int on_turn(sd_event_source *source, uint64_t usec, void *arg);
+
 int mailboxes_new(struct mailboxes **ret, const struct mailboxes_deps *deps)
 {
 	struct mailboxes *m = calloc(1, sizeof(*m));
+	int r = 0;
 
 	if (!m)
 		return -ENOMEM;
+	if (deps->event)
+		r = turn_work_init(&m->freeing, deps->event, UNREAD_PER_TURN, on_turn, m);
+	if (r < 0) {
+		turn_work_deinit(&m->freeing);
+		free(m);
+		return r;
+	}
 	m->deps = *deps;
+	dray_list_init(&m->unread);
 	dray_handles_init(&m->handles, DRAY_HANDLES_MAX, DMSG_HANDLE_KIND_MAILBOX);
 	dray_map_init(&m->by_name);
 	dray_map_init(&m->reservers);
@@ -132,14 +149,21 @@ static void mailbox_free(struct mailboxes *m, struct mailbox *b)
 	if (b->reserver)
 		reserver_leave(m, b->reserver);
 	dray_handles_del(&m->handles, b->handle);
-	free(b);
+	b->gone = true;
+	if (!b->letters)
+		free(b);
 }
+
+static void letter_end(struct mailboxes *m, struct letter *l);
 
 struct mailboxes *mailboxes_free(struct mailboxes *m)
 {
 	if (!m)
 		return NULL;
 	dray_assert(dray_list_empty(&m->open));
+	turn_work_deinit(&m->freeing);
+	dray_list_for_each(&m->unread, l, struct letter, link)
+		letter_end(m, l);
 	dray_list_for_each(&m->reserved, b, struct mailbox, all)
 		mailbox_free(m, b);
 	dray_handles_deinit(&m->handles);
@@ -361,16 +385,37 @@ static void letter_end(struct mailboxes *m, struct letter *l)
 	dray_list_del(&l->link);
 	packet_free(l->packet);
 	free(l);
+	if (b->gone && !b->letters)
+		free(b);
+}
+
+static void free_unread(struct mailboxes *m)
+{
+	struct letter *l;
+
+	while (turn_work_has_room(&m->freeing) &&
+	       (l = dray_list_first(&m->unread, struct letter, link))) {
+		m->freeing.done++;
+		letter_end(m, l);
+	}
+	if (!dray_list_empty(&m->unread))
+		turn_work_go_on(&m->freeing);
+}
+
+static int on_turn(sd_event_source *source, uint64_t usec, void *arg)
+{
+	free_unread(arg);
+	return 0;
 }
 
 void mailbox_owner_end(struct mailboxes *m, struct mailbox_owner *o)
 {
-	dray_list_splice(&o->sent, &o->letters);
-	dray_list_for_each(&o->sent, l, struct letter, link)
-		letter_end(m, l);
+	dray_list_splice(&m->unread, &o->sent);
+	dray_list_splice(&m->unread, &o->letters);
 	o->n_sent = 0;
 	dray_list_for_each(&o->list, b, struct mailbox, link)
 		reserve(m, b);
+	free_unread(m);
 }
 
 static void send_letters(struct mailboxes *m, struct mailbox_owner *o)

@@ -17,6 +17,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
+#include <systemd/sd-event.h>
 
 #include "agent/config/tenant.h"
 #include "agent/model/message.h"
@@ -39,6 +40,7 @@ struct mailboxes_upcalls {
 };
 
 struct mailboxes_deps {
+	sd_event *event; /* NULL: nothing waits for a later turn */
 	const struct dray_config *cfg;
 	const struct mailboxes_upcalls *up;
 	struct sessions *const *sessions; /* set before the first mailbox */
@@ -66,7 +68,7 @@ struct mailbox_owner {
 /* The owner must stay at its address until mailbox_owner_end(), and so must the texts. */
 void mailbox_owner_init(struct mailbox_owner *o, dray_handle session, const char *tenant, uid_t uid,
 			gid_t gid, const char *name, struct budget_account *budget);
-/* The session ends: its mailboxes end at once, with their letters. Their names stay reserved for the tenant and uid. */
+/* The session ends: its mailboxes end at once; their letters are freed soon. Their names stay reserved for the tenant and uid. */
 void mailbox_owner_end(struct mailboxes *m, struct mailbox_owner *o);
 
 /* capacity: letters, 0: the limit of the configuration; *ret_capacity: as granted. 0, or -errno with reterr. */
