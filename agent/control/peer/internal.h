@@ -54,9 +54,10 @@ struct peers {
 	struct dray_list denied; /* denied.c */
 	uint32_t n_denied;
 	struct dray_list kept_segments; /* to stay connected to */
-	unsigned n_probes;              /* of ours, in progress; checks too */
-	unsigned n_checks;              /* of other agents, that are being answered */
-	struct dray_list lent;          /* check_answer.c */
+	struct dray_map kept_by_segment;
+	unsigned n_probes;     /* of ours, in progress; checks too */
+	unsigned n_checks;     /* of other agents, that are being answered */
+	struct dray_list lent; /* check_answer.c */
 	unsigned n_lent;
 	sd_event_source *defer;
 	char segment[SEGMENT_MAX + 1];

@@ -14,6 +14,7 @@
 
 struct kept_segment {
 	struct dray_list link; /* in p->kept_segments */
+	struct dray_map_node by_segment;
 	struct peers *p;
 	char *segment;
 	struct peer *peer; /* NULL: the timer runs */
@@ -65,6 +66,7 @@ static int on_timer(sd_event_source *s, uint64_t usec, void *arg)
 static void kept_segment_free(struct kept_segment *k)
 {
 	dray_list_del(&k->link);
+	dray_map_del(&k->p->kept_by_segment, &k->by_segment);
 	set_peer(k, NULL);
 	sd_event_source_disable_unref(k->timer);
 	free(k->segment);
@@ -85,19 +87,19 @@ static int kept_segment_new(struct kept_segment **ret, struct peers *p, const ch
 	if (k->segment)
 		r = sd_event_add_time_relative(p->deps.event, &k->timer, CLOCK_MONOTONIC, 0, 0,
 					       on_timer, k);
-	if (r < 0)
+	if (r < 0) {
 		kept_segment_free(k);
-	else
-		*ret = k;
-	return r;
+		return r;
+	}
+	dray_map_add(&p->kept_by_segment, &k->by_segment, k->segment, strlen(k->segment));
+	*ret = k;
+	return 0;
 }
 
 static struct kept_segment *kept_segment_find(struct peers *p, const char *segment)
 {
-	dray_list_for_each(&p->kept_segments, k, struct kept_segment, link)
-		if (!strcmp(k->segment, segment))
-			return k;
-	return NULL;
+	return dray_map_entry(dray_map_find(&p->kept_by_segment, segment, strlen(segment)),
+			      struct kept_segment, by_segment);
 }
 
 int peers_keep_connected(struct peers *p, const char *const *segments, unsigned n)

@@ -169,6 +169,7 @@ int peers_new(struct peers **ret, const struct peers_deps *deps, struct dray_err
 	dray_list_init(&p->acquirers);
 	dray_list_init(&p->attempts);
 	dray_map_init(&p->by_segment);
+	dray_map_init(&p->kept_by_segment);
 	dray_map_init(&p->by_reached);
 	dray_list_init(&p->listeners.list);
 	dray_list_init(&p->incoming);
@@ -225,6 +226,7 @@ struct peers *peers_free(struct peers *p)
 	dray_handles_deinit(&p->imports);
 	dray_map_deinit(&p->by_id);
 	dray_map_deinit(&p->by_segment);
+	dray_map_deinit(&p->kept_by_segment);
 	dray_map_deinit(&p->by_reached);
 	reaches_deinit(&p->reaches);
 	free(p);
