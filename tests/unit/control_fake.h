@@ -48,6 +48,9 @@ static struct {
 	bool bad_config, disabled;
 	char closed[300];
 	char hint[600]; /* the last hint that was put or forgotten */
+	/* long lists */
+	uint32_t n_leases, n_scopes, listed, most_listed;
+	uint64_t turn;
 } fake;
 
 const char *agent_state_name(enum agent_state s)
@@ -425,10 +428,30 @@ int segments_explain(struct segments *ss, const char *scope,
 	return 0;
 }
 
-void hints_each(struct hints *h, void (*fn)(void *arg, const struct hint *hint), void *arg)
+/* Counts the leases and scopes that one turn of the loop lists. */
+static void note_listed(void)
+{
+	uint64_t turn = 0;
+
+	dray_assert(sd_event_get_iteration(fake.agent.event, &turn) >= 0);
+	fake.listed = turn == fake.turn ? fake.listed + 1 : 1;
+	fake.turn = turn;
+	fake.most_listed = dray_max(fake.most_listed, fake.listed);
+}
+
+void hints_each_scope(struct hints *h, void (*fn)(void *arg, const char *scope), void *arg)
 {
 	(void)h;
-	fn(arg, &(struct hint){ .scope = "llama",
+	for (uint32_t i = 0; i < fake.n_scopes; i++)
+		fn(arg, "llama");
+}
+
+void hints_each_of(struct hints *h, const char *scope,
+		   void (*fn)(void *arg, const struct hint *hint), void *arg)
+{
+	(void)h;
+	note_listed();
+	fn(arg, &(struct hint){ .scope = scope,
 				.segment = "10.0.0.1:50053",
 				.source = DMSG_HINT_SOURCE_CLIENT,
 				.uid = 7,
@@ -535,16 +558,21 @@ void regions_each(struct regions *r, void (*fn)(void *arg, const struct dray_dbu
 						    .length = UINT64_MAX });
 }
 
-void leases_each(struct regions *r, void (*fn)(void *arg, const struct dray_dbus_lease *lease),
-		 void *arg)
+bool leases_next(struct regions *r, uint32_t *cursor,
+		 void (*fn)(void *arg, const struct dray_dbus_lease *lease), void *arg)
 {
-	fn(arg, &(struct dray_dbus_lease){ .lease = 1,
+	(void)r;
+	if (*cursor >= fake.n_leases)
+		return false;
+	note_listed();
+	fn(arg, &(struct dray_dbus_lease){ .lease = ++*cursor,
 					   .region = 2,
 					   .access = "r",
 					   .state = "held",
 					   .holders = 1,
 					   .acquired = 1,
 					   .left_ns = 1000000000 });
+	return true;
 }
 
 struct leases_totals leases_totals(const struct regions *r)
@@ -625,6 +653,8 @@ static int fake_open(void)
 	fake.bad_config = fake.disabled = fake.hold = false;
 	fake.n_asked = 0;
 	fake.n_sessions = 2;
+	fake.n_leases = fake.n_scopes = 1;
+	fake.most_listed = 0;
 	fake.listings = fake.drains = 0;
 	if (sd_event_new(&fake.agent.event) < 0 ||
 	    owners_new(&fake.agent.owners, fake.agent.event, &fake.config.v) < 0 ||

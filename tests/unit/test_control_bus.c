@@ -3,6 +3,7 @@
  * The control socket with a fake agent: its loop runs in a thread, and the tests are its clients.
  */
 #include "agent/control/bus/bus.h"
+#include "agent/control/bus/internal.h"
 #include "agent/control/status/health.h"
 #include "agent/control/status/gather.h"
 #include "agent/control/rails/rails.h"
@@ -825,6 +826,32 @@ static void bus_clients_find_a_bus(void **state)
 	sd_bus_flush_close_unref(bus);
 }
 
+/* Long lists are made in several turns of the loop, for several clients at a time. */
+static void long_lists_take_turns(void **state)
+{
+	const int n = 3 * LISTED_PER_TURN + 1;
+	sd_bus *bus = client(true), *gone = client(true);
+	int counts[2] = { 0 };
+
+	fake.n_leases = fake.n_scopes = (uint32_t)n;
+	/* a client that does not wait for its lists */
+	assert_true(sd_bus_call_method_async(gone, NULL, DRAY_DBUS_INTERFACE, DRAY_DBUS_PATH,
+					     DRAY_DBUS_INTERFACE, "ListLeases", count_answer,
+					     counts, "") >= 0);
+	assert_true(sd_bus_call_method_async(gone, NULL, DRAY_DBUS_INTERFACE, DRAY_DBUS_PATH,
+					     DRAY_DBUS_INTERFACE, "ListHints", count_answer, counts,
+					     "") >= 0);
+	sd_bus_flush_close_unref(gone);
+	assert_int_equal(rows_check(call(bus, "ListLeases"), dray_dbus_lease_fields,
+				    DRAY_DBUS_LEASE_FIELD_N, see_setting),
+			 n);
+	assert_int_equal(rows_check(call(bus, "ListHints"), dray_dbus_hint_fields,
+				    DRAY_DBUS_HINT_FIELD_N, see_setting),
+			 n);
+	assert_in_range(fake.most_listed, 1, LISTED_PER_TURN);
+	sd_bus_flush_close_unref(bus);
+}
+
 static void clients_that_do_not_read_are_disconnected(void **state)
 {
 	sd_bus *slow = client(true), *other = client(true);
@@ -1068,6 +1095,7 @@ int main(void)
 		TEST(properties_are_read),
 		TEST(lists_have_the_keys_of_the_schema),
 		TEST(placement_is_listed),
+		TEST(long_lists_take_turns),
 		TEST(objects_are_found_later),
 		TEST(hints_are_put_and_forgotten),
 		TEST(health_asks_the_workers),

@@ -327,6 +327,8 @@ static int sources_add(struct bus_server *c)
 	if (ret >= 0)
 		ret = sd_event_source_set_enabled(c->reaper, SD_EVENT_OFF);
 	if (ret >= 0)
+		ret = long_lists_init(c);
+	if (ret >= 0)
 		ret = sd_event_add_exit(event, &c->leaver, leave, c);
 	/* before what sd-bus does at the end */
 	if (ret >= 0)
@@ -418,6 +420,7 @@ int bus_server_new(struct bus_server **ret_server, struct agent *agent, int list
 	c->agent = agent;
 	c->listener = UNIX_LISTENER_NULL;
 	dray_list_init(&c->conns);
+	dray_list_init(&c->long_lists);
 	ret = listener_open(c, listen_fd, reterr);
 	if (ret >= 0) {
 		ret = sources_add(c);
@@ -441,6 +444,7 @@ struct bus_server *bus_server_free(struct bus_server *c)
 	dray_list_for_each(&c->conns, conn, struct bus_conn, link)
 		conn_free(conn);
 	acceptor_stop(&c->acceptor);
+	turn_work_deinit(&c->listing);
 	sd_event_source_disable_unref(c->reaper);
 	sd_event_source_disable_unref(c->leaver);
 	unix_listener_close(&c->listener);

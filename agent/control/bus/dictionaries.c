@@ -98,13 +98,27 @@ int dictionaries_append(struct dictionaries *d, dictionaries_fn *fn)
 	return d->ret;
 }
 
+int dictionaries_begin(struct dictionaries *d)
+{
+	d->ret = sd_bus_message_new_method_return(d->call, &d->reply);
+	if (d->ret >= 0)
+		d->ret = sd_bus_message_open_container(d->reply, 'a', "a{sv}");
+	return d->ret;
+}
+
+int dictionaries_end(struct dictionaries *d, struct bus_conn *c)
+{
+	if (d->ret >= 0)
+		d->ret = sd_bus_message_close_container(d->reply);
+	if (d->ret >= 0)
+		d->ret = bus_conn_send(c, d->reply, d->bytes);
+	d->reply = sd_bus_message_unref(d->reply);
+	return d->ret;
+}
+
 int dictionaries_reply(struct dictionaries *d, struct bus_conn *c, dictionaries_fn *fn)
 {
-	dray_auto(sd_bus_message_unref) sd_bus_message *reply = NULL;
-	int ret = sd_bus_message_new_method_return(d->call, &reply);
-
-	d->reply = reply;
-	if (ret >= 0)
-		ret = dictionaries_append(d, fn);
-	return ret < 0 ? ret : bus_conn_send(c, reply, d->bytes);
+	if (dictionaries_begin(d) >= 0)
+		fn(d);
+	return dictionaries_end(d, c);
 }

@@ -8,6 +8,7 @@
 #include "agent/control/agent.h"
 #include "agent/control/socket/acceptor.h"
 #include "agent/control/socket/unix_listener.h"
+#include "agent/process/turn_work.h"
 #include "lib/list.h"
 #include "lib/log.h"
 #include "schema/gen/dbus.h"
@@ -45,7 +46,9 @@ struct bus_server {
 	struct dray_list conns;
 	unsigned n_conns, n_readers; /* readers: connections that may not change anything */
 	uint64_t last_number;
-	struct dray_log_limits log; /* by uid */
+	struct dray_log_limits log;  /* by uid */
+	struct dray_list long_lists; /* long_lists.c */
+	struct turn_work listing;    /* of these */
 };
 
 /* Logs a warning that clients of a uid can bring about again and again. */
@@ -120,6 +123,14 @@ int bus_check_change(const struct bus_conn *c, const char *method, sd_bus_error 
 /* The error for a name space that is not there. < 0. */
 int bus_no_space(const char *space, const char *tenant, uint32_t uid, sd_bus_error *reterr);
 
+/* --- long_lists.c --- */
+
+/* Leases, scopes and hints that one turn of the loop takes for long lists, in about 1 ms. A scope has up to 1,024 hints. */
+#define LISTED_PER_TURN 256
+
+/* 0 or -errno. */
+int long_lists_init(struct bus_server *server);
+
 /* --- access.c --- */
 /* fd: a connected Unix socket. 0 or -errno. */
 int bus_client_get(int fd, const struct access_rules *rules, struct bus_client *ret);
@@ -143,6 +154,10 @@ typedef void dictionaries_fn(struct dictionaries *d);
 /* Appends the array that fn fills. 0, or the first error. */
 int dictionaries_append(struct dictionaries *d, dictionaries_fn *fn);
 
+/* The array of a reply to d->call begins. 0, or < 0: dictionaries_end() follows either. */
+int dictionaries_begin(struct dictionaries *d);
+/* Sends the reply, unless there was an error. > 0, or the first error. */
+int dictionaries_end(struct dictionaries *d, struct bus_conn *c);
 /* Replies to d->call with the array that fn fills. > 0, or the first error. */
 int dictionaries_reply(struct dictionaries *d, struct bus_conn *c, dictionaries_fn *fn);
 

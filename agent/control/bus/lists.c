@@ -53,7 +53,6 @@ static int list(sd_bus_message *m, struct bus_conn *c, dictionaries_fn *fill, sd
 	struct dray_swallow_semicolon
 
 LIST_EACH(list_sessions, session, sessions_each, sessions);
-LIST_EACH(list_leases, lease, leases_each, regions);
 LIST_EACH(list_mailboxes, mailbox, mailboxes_each, mailboxes);
 static void quota_append(void *arg, const struct dray_dbus_quota *quota)
 {
@@ -252,27 +251,6 @@ LIST(list_candidates)
 		d->ret = sd_bus_message_read(d->call, "s", &scope);
 	if (d->ret >= 0)
 		d->ret = segments_explain(d->agent->segments, scope, candidate_append, d);
-}
-
-static void hint_append(void *arg, const struct hint *h)
-{
-	const struct dray_dbus_hint record = {
-		.scope = h->scope,
-		.segment = h->segment,
-		.source = dmsg_hint_source_name(h->source),
-		.uid = h->uid,
-		.score = h->score,
-		.age_ns = dray_span(h->age_ms) * DRAY_NS_PER_MS,
-		.left_ns = dray_span(h->left_ms) * DRAY_NS_PER_MS,
-		.counts = h->counts,
-	};
-
-	DICTIONARY_APPEND(arg, hint, &record);
-}
-
-LIST(list_hints)
-{
-	hints_each(d->agent->hints, hint_append, d);
 }
 
 LIST(list_environment)

@@ -466,34 +466,34 @@ static const char *state_name(const struct lease *l)
 	return l->acquired < l->holders ? "waiting" : "held";
 }
 
-void leases_each(struct regions *r, void (*fn)(void *arg, const struct dray_dbus_lease *lease),
-		 void *arg)
+bool leases_next(struct regions *r, uint32_t *cursor,
+		 void (*fn)(void *arg, const struct dray_dbus_lease *lease), void *arg)
 {
 	static const char *const access[] = {
 		[DMSG_ACCESS_READ] = "r", [DMSG_ACCESS_WRITE] = "w", [DMSG_ACCESS_ALL] = "rw"
 	};
+	const struct token *t = dray_handles_next(&r->leases, cursor, NULL);
+	const struct lease *l = t ? t->lease : NULL;
 	int64_t now = dray_now().ns;
-	struct token *t;
 
-	for (uint32_t at = 0; (t = dray_handles_next(&r->leases, &at, NULL));) {
-		const struct lease *l = t->lease;
-
-		fn(arg, &(struct dray_dbus_lease){
-				.lease = t->handle,
-				.session = l->session,
-				.region = t->region->handle,
-				.access = access[t->access & DMSG_ACCESS_ALL],
-				.ranges = l->ranges->n,
-				.pieces = l->ranges->pieces,
-				.bytes = l->ranges->bytes,
-				.holders = l->holders,
-				.acquired = l->acquired,
-				.released = l->released,
-				.state = state_name(l),
-				.age_ns = dray_span(now - l->made_ns),
-				.left_ns = l->outcome ? 0 : dray_span(t->expiry.key - now),
-			});
-	}
+	if (!t)
+		return false;
+	fn(arg, &(struct dray_dbus_lease){
+			.lease = t->handle,
+			.session = l->session,
+			.region = t->region->handle,
+			.access = access[t->access & DMSG_ACCESS_ALL],
+			.ranges = l->ranges->n,
+			.pieces = l->ranges->pieces,
+			.bytes = l->ranges->bytes,
+			.holders = l->holders,
+			.acquired = l->acquired,
+			.released = l->released,
+			.state = state_name(l),
+			.age_ns = dray_span(now - l->made_ns),
+			.left_ns = l->outcome ? 0 : dray_span(t->expiry.key - now),
+		});
+	return true;
 }
 
 struct leases_totals leases_totals(const struct regions *r)

@@ -227,8 +227,9 @@ int lease_renew(struct regions *r, dray_handle peer, dray_handle grant, uint32_t
 /* Ends leases whose time is over at `now_ns`, some of them if they are many. */
 void leases_expire(struct regions *r, int64_t now_ns);
 
-void leases_each(struct regions *r, void (*fn)(void *arg, const struct dray_dbus_lease *lease),
-		 void *arg);
+/* The next lease; start with *cursor = 0. Leases may come and go between calls. False: there are no more. */
+bool leases_next(struct regions *r, uint32_t *cursor,
+		 void (*fn)(void *arg, const struct dray_dbus_lease *lease), void *arg);
 
 struct leases_totals {
 	uint64_t leases, holders; /* now */

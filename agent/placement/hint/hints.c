@@ -476,6 +476,12 @@ void hints_each(struct hints *h, void (*fn)(void *arg, const struct hint *hint),
 		scope_each(h, scope, fn, arg);
 }
 
+void hints_each_scope(struct hints *h, void (*fn)(void *arg, const char *scope), void *arg)
+{
+	dray_map_for_each(&h->scopes, scope, struct label, node)
+		fn(arg, scope->text);
+}
+
 void hints_each_of(struct hints *h, const char *scope,
 		   void (*fn)(void *arg, const struct hint *hint), void *arg)
 {

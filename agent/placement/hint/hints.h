@@ -134,7 +134,10 @@ bool hints_forget_client(struct hints *h, const char *scope, const struct hint_o
 /* Each live hint. The hints of a scope come together, the effective one first; scopes come in no order. */
 void hints_each(struct hints *h, void (*fn)(void *arg, const struct hint *hint), void *arg);
 
-/* The same for one scope. */
+/* Each scope with hints, in no order. */
+void hints_each_scope(struct hints *h, void (*fn)(void *arg, const char *scope), void *arg);
+
+/* Each live hint of one scope, at most 1,024, as above. */
 void hints_each_of(struct hints *h, const char *scope,
 		   void (*fn)(void *arg, const struct hint *hint), void *arg);
 
