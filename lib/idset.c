@@ -10,17 +10,21 @@
 /* A set without a seed gets one when an id takes that many steps. */
 #define STEPS_MAX 32
 
-/* One product gives the ids of a counter places of their own, in an order that processors predict. */
-static uint32_t place(const struct idset *m, uint64_t id)
+/* Kept out of the code for sets without a seed, which are nearly all. */
+static uint32_t __attribute__((cold)) seeded_place(const struct idset *m, uint64_t id)
 {
-	uint64_t h = m->seed ? dray_hash(m->seed, &id, sizeof(id)) :
-			       (id * 0x9e3779b97f4a7c15u) >> 32;
+	return (uint32_t)dray_hash(m->seed, &id, sizeof(id)) & m->mask;
+}
 
-	return (uint32_t)h & m->mask;
+/* One product gives the ids of a counter places of their own, in an order that processors predict. */
+static inline uint32_t place(const struct idset *m, uint64_t id)
+{
+	return m->seed ? seeded_place(m, id) :
+			 (uint32_t)((id * 0x9e3779b97f4a7c15u) >> 32) & m->mask;
 }
 
 /* The slot of this id, or the free one where it belongs. */
-static struct idset_slot *walk(const struct idset *m, uint64_t id, uint32_t *ret_steps)
+static inline struct idset_slot *walk(const struct idset *m, uint64_t id, uint32_t *ret_steps)
 {
 	uint32_t home = place(m, id), i = home;
 
@@ -31,7 +35,7 @@ static struct idset_slot *walk(const struct idset *m, uint64_t id, uint32_t *ret
 }
 
 /* Moves all to slots of that number. False: no memory, nothing has changed. */
-static bool move(struct idset *m, uint32_t mask, uint64_t seed)
+static bool __attribute__((cold)) move(struct idset *m, uint32_t mask, uint64_t seed)
 {
 	struct idset moved = { .mask = mask, .n = m->n, .seed = seed };
 	uint32_t steps;
@@ -48,12 +52,12 @@ static bool move(struct idset *m, uint32_t mask, uint64_t seed)
 }
 
 /* Without memory for it, the set stays slow. */
-static bool add_seed(struct idset *m, uint32_t steps)
+static inline bool add_seed(struct idset *m, uint32_t steps)
 {
 	return steps > STEPS_MAX && !m->seed && move(m, m->mask, dray_random() | 1);
 }
 
-static struct idset_slot *find(struct idset *m, uint64_t id)
+static inline struct idset_slot *find(struct idset *m, uint64_t id)
 {
 	uint32_t steps;
 	struct idset_slot *s = walk(m, id, &steps);
