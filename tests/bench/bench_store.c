@@ -186,7 +186,7 @@ static int64_t request_filled(enum dray_store_operation operation, uint64_t firs
 	return took;
 }
 
-static int64_t fill(uint64_t n)
+static int64_t put_more(uint64_t n)
 {
 	int64_t took = request_filled(DRAY_STORE_PUT, filled, n);
 
@@ -229,7 +229,7 @@ static void run(const char *word, uint64_t n)
 	else if (!strcmp(word, "exists512"))
 		took = exists(n, KEYS_MAX);
 	else if (!strcmp(word, "fill"))
-		took = fill(n);
+		took = put_more(n);
 	else if (!strcmp(word, "use"))
 		took = request_filled(DRAY_STORE_GET, 0, n);
 	else if (!strcmp(word, "seek"))
