@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Raises an exception at a chosen one of the places of the Python package where CPython can run the handler of a signal."""
 
+import asyncio
 import ctypes
 import itertools
 import os
+import selectors
 import signal
 import sys
 import traceback
@@ -14,6 +16,8 @@ _SIGNAL = signal.SIGUSR2
 _PACKAGE = os.path.dirname(dray.__file__) + os.sep
 # Code of a collected object, whose exceptions CPython prints, and raises nowhere.
 _OUTSIDE = {"__del__"}
+# A loop of asyncio forgets a callback of a future if an exception comes while it is scheduled.
+_LOOP = (os.path.dirname(asyncio.__file__) + os.sep, selectors.__file__)
 
 _api = ctypes.PyDLL(None)
 _trip = _api.PyErr_SetInterruptEx
@@ -63,7 +67,7 @@ def _in_package(frame):
     inside = False
     while frame:
         code = frame.f_code
-        if code.co_name in _OUTSIDE:
+        if code.co_name in _OUTSIDE or not inside and code.co_filename.startswith(_LOOP):
             return False
         inside = inside or code.co_filename.startswith(_PACKAGE)
         frame = frame.f_back

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Python package under handlers of signals that raise, at each place where CPython can run one."""
 
+import asyncio
 import contextlib
 import threading
 import weakref
@@ -370,3 +371,33 @@ def test_close(store_agent):
         assert client._rest is None and client._wake == (-1, -1) and not at["memory"](), place
         assert not client._mappings, place
     until(lambda: "closes" not in [one["name"] for one in store_agent.ctl("sessions", "--json")["sessions"]], "the end of the sessions")
+
+
+@pytest.mark.filterwarnings("ignore:coroutine.*was never awaited")
+def test_task(two):
+    """A task that awaits a transfer ends, and the loop does not go on looking at the client."""
+    at, words, numbers = {}, two.memory.words(), iter(range(1, 1 << 20))
+    loop = asyncio.new_event_loop()
+
+    def begin():
+        word = next(numbers)
+        at["transfer"] = transfer = waiting(two, word)
+
+        async def wait():
+            await transfer
+
+        async def main():
+            task = asyncio.ensure_future(wait())
+            while not two.client._loops and not task.done():
+                await asyncio.sleep(0)
+            words[word] = 1
+            await asyncio.wait_for(task, LIMIT)
+
+        return lambda: loop.run_until_complete(main())
+
+    with contextlib.closing(loop):
+        loop.set_exception_handler(lambda *_: None)  # for what a handler raises in a callback of the loop
+        for place in places(begin):
+            transfer, = at.values()
+            assert transfer.exception(LIMIT) is None or isinstance(transfer.error(), errors.Cancelled), place
+            assert not two.client._pending and not two.client._loops and len(loop._selector.get_map()) == 1, place

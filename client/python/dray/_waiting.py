@@ -70,7 +70,8 @@ class _Loop:
     __slots__ = ("fd", "waiting")
 
     def __init__(self, fd: int) -> None:
-        self.fd, self.waiting = fd, 0
+        self.fd = fd
+        self.waiting: dict[object, bool] = {}  # what is awaited
 
 
 # A signal's handler may raise, such as KeyboardInterrupt, at the entry of each function in Python, after each call, and at the end of each turn of
@@ -431,7 +432,7 @@ class Waiting:
 
     # --- asyncio ------------------------------------------------------------------------------------
 
-    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _watch(self, loop: asyncio.AbstractEventLoop, awaited: object) -> None:
         """The loop handles what the agent sends, until _unwatch()."""
         watch = self._loops.get(loop)
         if watch is None:
@@ -443,19 +444,25 @@ class Waiting:
                 raise failure("a descriptor for the event loop", e) from None
             try:
                 loop.add_reader(fd, self._readable)
+                watch = _Loop(fd)
             except BaseException:
+                loop.remove_reader(fd)
                 os.close(fd)
                 raise
-            watch = self._loops[loop] = _Loop(fd)
-        watch.waiting += 1
+            self._loops[loop] = watch
+        watch.waiting[awaited] = True
 
-    def _unwatch(self, loop: asyncio.AbstractEventLoop) -> None:
-        watch = self._loops[loop]
-        watch.waiting -= 1
+    def _unwatch(self, loop: asyncio.AbstractEventLoop, awaited: object) -> None:
+        """May be called again, after an exception."""
+        watch = self._loops.get(loop)
+        if watch is None:
+            return
+        watch.waiting.pop(awaited, None)
         if not watch.waiting:
-            del self._loops[loop]
             loop.remove_reader(watch.fd)
-            os.close(watch.fd)
+            close = os.close
+            del self._loops[loop]
+            close(watch.fd)
 
     def _readable(self) -> None:
         if self._d is not None:

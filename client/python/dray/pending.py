@@ -158,13 +158,12 @@ class Pending(Generic[T]):
                 self._miss()
 
         try:
-            self._client._watch(loop)
-            try:
-                self.add_done_callback(Waker(on_end))
-                await ended
-            finally:
-                self._client._unwatch(loop)
+            self._client._watch(loop, ended)
+            self.add_done_callback(Waker(on_end))
+            await ended
+            self._client._unwatch(loop, ended)
         except BaseException:  # CancelledError; GeneratorExit, of a task that nobody has any more; or the loop cannot watch the client
+            self._client._unwatch(loop, ended)
             self._give_up()
             raise
 
