@@ -10,10 +10,9 @@
 
 #include "lib/cleanup.h"
 
-ssize_t dray_file_read(int dir_fd, const char *path, int flags, char *buf, size_t size)
+ssize_t dray_fd_read(int fd, char *buf, size_t size)
 {
-	int fd dray_auto_close = openat(dir_fd, path, O_RDONLY | O_CLOEXEC | flags);
-	ssize_t got = fd < 0 ? -1 : 1;
+	ssize_t got = 1;
 	size_t n = 0;
 
 	while (got > 0 && n < size - 1) {
@@ -24,6 +23,13 @@ ssize_t dray_file_read(int dir_fd, const char *path, int flags, char *buf, size_
 	}
 	buf[n] = '\0';
 	return got < 0 ? -errno : (ssize_t)n;
+}
+
+ssize_t dray_file_read(int dir_fd, const char *path, int flags, char *buf, size_t size)
+{
+	int fd dray_auto_close = openat(dir_fd, path, O_RDONLY | O_CLOEXEC | flags);
+
+	return fd < 0 ? -errno : dray_fd_read(fd, buf, size);
 }
 
 static int write_all(int fd, const char *s, size_t n)

@@ -6,6 +6,9 @@
 #include <sys/stat.h>
 #include <sys/types.h>
 
+/* Reads up to size - 1 bytes into buf and adds a NUL. Returns the number of bytes, or -errno with buf undefined. */
+ssize_t dray_fd_read(int fd, char *buf, size_t size);
+
 /*
  * Reads up to size - 1 bytes of a file into buf and adds a NUL. flags: for openat(2), besides O_RDONLY and O_CLOEXEC.
  * Returns the number of bytes, or -errno with buf undefined.

@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/stat.h>
 
 #include "agent/config/internal.h"
 #include "lib/array.h"
@@ -334,6 +335,28 @@ static int token_copy(struct lexer *x)
 	return r;
 }
 
+/* A pipe would be empty when a reload reads it again, and one without a writer would hold up the agent. */
+static ssize_t file_read(const char *name, char *buf, size_t n, struct dray_err *reterr)
+{
+	int fd dray_auto_close = open(name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+	struct stat st;
+	ssize_t r = fd < 0 || fstat(fd, &st) < 0 ? -errno : 0;
+
+	if (r == -ENOENT)
+		return r;
+	if (r >= 0 && !S_ISREG(st.st_mode))
+		return config_invalid(
+			reterr,
+			"%s is not a regular file, which each reload can read again: write the "
+			"configuration to a file",
+			config_clip(name));
+	if (r >= 0)
+		r = dray_fd_read(fd, buf, n);
+	return r < 0 ? dray_err_set(reterr, (int)r, DRAY_E_IO, "%s: %s", config_clip(name),
+				    dray_errno_text((int)r)) :
+		       r;
+}
+
 int config_text_read(struct config_text *t, const char *name, unsigned depth,
 		     struct dray_err *reterr)
 {
@@ -355,12 +378,9 @@ int config_text_read(struct config_text *t, const char *name, unsigned depth,
 
 	if (!text)
 		return config_no_memory(reterr);
-	n = dray_file_read(AT_FDCWD, name, O_NOCTTY, text, BYTES_MAX + 2);
-	if (n == -ENOENT)
-		return -ENOENT;
+	n = file_read(name, text, BYTES_MAX + 2, reterr);
 	if (n < 0)
-		return dray_err_set(reterr, (int)n, DRAY_E_IO, "%s: %s", config_clip(name),
-				    dray_errno_text((int)n));
+		return (int)n;
 	t->bytes_read += (size_t)n;
 	if (t->bytes_read > BYTES_MAX)
 		return dray_err_set(reterr, -EFBIG, DRAY_E_INVALID,

@@ -6,9 +6,12 @@
 #include "agent/config/config.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "agent/config/args.h"
 #include "agent/config/internal.h"
@@ -118,10 +121,44 @@ static void a_named_file_must_exist(void **state)
 	config_deinit(&c);
 	assert_string_equal(e.msg, "/nonexistent/drayd.conf: there is no such file; "
 				   "name another one with --config");
-	args.file = dir;
-	e = DRAY_ERR_NULL;
-	assert_int_equal(config_load(&c, &args, &e), -EISDIR);
+}
+
+static void refuse_file(const char *name)
+{
+	struct config_args args = { .file = name };
+	struct dray_err e = DRAY_ERR_NULL;
+	struct config c = CONFIG_NULL;
+	char want[sizeof(dir) + 64];
+
+	assert_int_equal(config_load(&c, &args, &e), -EINVAL);
+	snprintf(want, sizeof(want), "%s is not a regular file", name);
+	if (strncmp(e.msg, want, strlen(want)) != 0)
+		fail_msg("%s", e.msg);
 	config_deinit(&c);
+}
+
+/* None of these waits for a writer, and a pipe with a configuration is not read: a reload would find nothing in it. */
+static void a_file_can_be_read_again(void **state)
+{
+	static const char text[] = "agent: { workers = 2; };";
+	char name[sizeof(dir) + 8];
+	struct dray_err e;
+	struct config c;
+	int ends[2];
+
+	refuse_file(dir);
+	snprintf(name, sizeof(name), "%s/pipe", dir);
+	assert_int_equal(mkfifo(name, 0600), 0);
+	refuse_file(name);
+	assert_int_equal(load(&c, "@include \"pipe\"", NULL, NULL, &e), -EINVAL);
+	assert_non_null(strstr(e.msg, "/pipe is not a regular file"));
+	unlink(name);
+	assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
+	assert_int_equal(write(ends[1], text, strlen(text)), strlen(text));
+	snprintf(name, sizeof(name), "/dev/fd/%d", ends[0]);
+	refuse_file(name);
+	close(ends[0]);
+	close(ends[1]);
 }
 
 static void every_type_is_read(void **state)
@@ -757,6 +794,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(no_file_gives_the_defaults),
 		cmocka_unit_test(a_named_file_must_exist),
+		cmocka_unit_test(a_file_can_be_read_again),
 		cmocka_unit_test(every_type_is_read),
 		cmocka_unit_test(numbers_are_never_truncated),
 		cmocka_unit_test(numa_nodes_are_numbers_or_none),
