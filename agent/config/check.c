@@ -181,6 +181,11 @@ static int mooncake_advertise_check(const char *text, struct dray_err *reterr)
 			      text);
 }
 
+static int mooncake_master_rpc_check(const char *text, struct dray_err *reterr)
+{
+	return text && *text ? master_rpc_check(text, reterr) : 0;
+}
+
 /* Keys are appended to it. */
 static int mooncake_metadata_check(const char *text, struct dray_err *reterr)
 {
@@ -253,6 +258,8 @@ int config_check_forms(const struct dray_config *cfg, enum dray_config_key_id ke
 		return mooncake_metadata_check(cfg->mooncake.metadata, reterr);
 	if (key == KEY(MOONCAKE_METADATA_CLUSTER))
 		return mooncake_cluster_check(cfg->mooncake.metadata_cluster, reterr);
+	if (key == KEY(MOONCAKE_MASTER_RPC))
+		return mooncake_master_rpc_check(cfg->mooncake.master_rpc, reterr);
 	if (key == KEY(DATA_TENANT))
 		return tenant_name_check(cfg->data.tenant, reterr);
 	if (key == KEY(STORE_DIRECTORY))

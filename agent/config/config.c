@@ -146,6 +146,7 @@ static int foreign_variables_check(struct config *c, const struct config_args *a
 	} variables[] = {
 		{ "MOONCAKE_PREFERRED_SEGMENT", rules_preferred_variable },
 		{ "MOONCAKE_MASTER_METRICS_URL", rules_master_variable },
+		{ "MOONCAKE_MASTER", rules_master_rpc_variable },
 	};
 	int r = 0;
 

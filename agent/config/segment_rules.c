@@ -179,6 +179,20 @@ int master_check(const char *text, struct dray_err *reterr)
 	return 0;
 }
 
+int master_rpc_check(const char *text, struct dray_err *reterr)
+{
+	const char *p = text;
+
+	while (*p > ' ' && *p <= '~')
+		p++;
+	if (*text && !*p)
+		return 0;
+	return config_invalid(reterr,
+			      "\"%.100s\" is not the address of a master: write HOST:PORT, or "
+			      "another form that its clients take, without blanks",
+			      text);
+}
+
 const char *rules_preferred_variable(const char *value, struct dray_err *reterr)
 {
 	return value && preferred_check(value, reterr) == 0 ? value : NULL;
@@ -186,5 +200,10 @@ const char *rules_preferred_variable(const char *value, struct dray_err *reterr)
 
 const char *rules_master_variable(const char *value, struct dray_err *reterr)
 {
-	return value && *value && master_check(value, reterr) == 0 ? value : NULL;
+	return value && master_check(value, reterr) == 0 ? value : NULL;
+}
+
+const char *rules_master_rpc_variable(const char *value, struct dray_err *reterr)
+{
+	return value && master_rpc_check(value, reterr) == 0 ? value : NULL;
 }

@@ -44,6 +44,9 @@ int port_rule_parse(const char *word, struct port_rule *ret, struct dray_err *re
 /* A word of mooncake.masters. 0, or -EINVAL with reterr. */
 int master_check(const char *text, struct dray_err *reterr);
 
+/* The address of a master for its clients, which is passed on as it is. 0, or -EINVAL with reterr. */
+int master_rpc_check(const char *text, struct dray_err *reterr);
+
 /* segment.preferred; NULL where that is auto. */
 const char *preferred_of_config(const struct dray_config *cfg);
 
@@ -54,8 +57,9 @@ bool preferred_is_own(const char *text);
 int preferred_check(const char *text, struct dray_err *reterr);
 
 /*
- * MOONCAKE_PREFERRED_SEGMENT and MOONCAKE_MASTER_METRICS_URL belong to other programs, so a wrong value counts as unset
+ * MOONCAKE_PREFERRED_SEGMENT, MOONCAKE_MASTER_METRICS_URL and MOONCAKE_MASTER belong to other programs, so a wrong value counts as unset
  * and never stops the agent. `value` NULL: unset. Returns the value; or NULL, with the reason in reterr if it is wrong.
  */
 const char *rules_preferred_variable(const char *value, struct dray_err *reterr);
 const char *rules_master_variable(const char *value, struct dray_err *reterr);
+const char *rules_master_rpc_variable(const char *value, struct dray_err *reterr);

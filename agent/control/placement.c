@@ -58,9 +58,12 @@ int agent_environment(struct agent *a, const struct dray_strv *profiles, struct 
 		      struct dray_err *reterr)
 {
 	const struct dray_config *cfg = &a->config->v;
-	const char *master = *cfg->mooncake.master_rpc ?
-				     cfg->mooncake.master_rpc :
-				     config_variable(a->config_args, "MOONCAKE_MASTER");
+	struct dray_err wrong = DRAY_ERR_NULL; /* the start has warned of it */
+	const char *master =
+		*cfg->mooncake.master_rpc ?
+			cfg->mooncake.master_rpc :
+			rules_master_rpc_variable(
+				config_variable(a->config_args, "MOONCAKE_MASTER"), &wrong);
 	const struct nd_scan *scan = a->detect ? detect_scan(a->detect) : NULL;
 	char host[DRAY_HOST_BYTES], host_reason[ND_REASON_MAX];
 	struct preferred p;

@@ -393,6 +393,13 @@ static void lists_are_checked(void **state)
 	bad("peer: { advertise = \"0.0.0.0:7411\"; };",
 	    ":1: peer.advertise: \"0.0.0.0:7411\" is not a segment: host:port or [addr]:port that "
 	    "others can reach");
+	bad("segment: { known = [ \"10.0.0.1:7411\", \"10.0.0.2:7411\", \"10.0.0.1:7411 tcp\" ]; };",
+	    ":1: segment.known: \"10.0.0.1:7411 tcp\" is there twice");
+	bad("mooncake: { master_rpc = \"10.0.0.9:50051 x\"; };",
+	    ":1: mooncake.master_rpc: \"10.0.0.9:50051 x\" is not the address of a master: write "
+	    "HOST:PORT, or another form that its clients take, without blanks");
+	good(&c, "segment: { known = [ \"10.0.0.1:7411\", \"10.0.0.1:7412 tcp\" ]; };");
+	config_deinit(&c);
 	good(&c, "peer: { listen = \"none\"; advertise = \"node-1:7411\"; };");
 	assert_string_equal(c.v.peer.listen.v[0], "none");
 	config_deinit(&c);
@@ -655,6 +662,11 @@ static void wrong_variables_of_other_programs_only_warn(void **state)
 		  "MOONCAKE_MASTER_METRICS_URL=\"ftp://x\" is ignored", "http://" },
 		{ "MOONCAKE_MASTER_METRICS_URL= ", "MOONCAKE_MASTER_METRICS_URL=\" \" is ignored",
 		  "http://" },
+		{ "MOONCAKE_MASTER_METRICS_URL=", "MOONCAKE_MASTER_METRICS_URL=\"\" is ignored",
+		  "http://" },
+		{ "MOONCAKE_MASTER=", "MOONCAKE_MASTER=\"\" is ignored", "HOST:PORT" },
+		{ "MOONCAKE_MASTER= bad val ", "MOONCAKE_MASTER=\" bad val \" is ignored",
+		  "HOST:PORT" },
 	};
 
 	for (size_t i = 0; i < DRAY_ARRAY_SIZE(wrong); i++) {
