@@ -15,7 +15,10 @@
 #include "lib/nearest.h"
 
 /* Variables of libdray, the Python client, drayctl, and test builds. */
-static const char *const foreign[] = { "DRAY_SOCKET", "DRAY_LOG", "DRAY_FAULT" };
+static const char *const foreign[] = { "DRAY_SOCKET", "DRAY_SEGMENT",
+				       "DRAY_SPIN",   "DRAY_LIBRARY",
+				       "DRAY_LOG",    "DRAY_MOONCAKE_SEGMENT",
+				       "DRAY_FAULT",  "DRAY_MOONCAKE_ANY_UID" };
 
 /* Variables for a Service NAME: NAME_SERVICE_HOST, NAME_SERVICE_PORT[_WORD], NAME_PORT, and NAME_PORT_7411_TCP[_ADDR]. */
 #define INJECTED                               \

@@ -618,6 +618,11 @@ static void injected_variables_are_ignored(void **state)
 			(char[]){ "DRAY_PEER_PORT_7411_TCP_ADDR=10.0.0.1" },
 			(char[]){ "DRAY_SOCKET=/run/dray/dray.sock" },
 			(char[]){ "DRAY_LOG=debug" },
+			(char[]){ "DRAY_SEGMENT=10.0.0.1:7411" },
+			(char[]){ "DRAY_SPIN=0" },
+			(char[]){ "DRAY_LIBRARY=/lib/libdray.so.0" },
+			(char[]){ "DRAY_MOONCAKE_SEGMENT=10.0.0.1:15000" },
+			(char[]){ "DRAY_MOONCAKE_ANY_UID=1" },
 			(char[]){ "DRAYTON=1" },
 			NULL };
 	struct dray_err e;
