@@ -20,6 +20,7 @@
 #include "agent/config/tenant.h"
 #include "lib/addr.h"
 #include "lib/cleanup.h"
+#include "lib/map.h"
 
 #define KEY(name) DRAY_CONFIG_KEY_##name
 #define MOONCAKE_ALLOW_MAX 256
@@ -92,14 +93,26 @@ static const struct {
 	{ KEY(READY_REQUIRE), ready_word_check, .max = READY_REQUIRE_MAX, .unique = true },
 };
 
-static bool is_repeated(const struct dray_strv *words, size_t i)
+/* Refuses two words that begin alike, up to their first blank. */
+static int unique_check(const struct dray_strv *words, struct dray_err *reterr)
 {
-	size_t n = strcspn(words->v[i], WORD_BLANKS);
+	dray_auto_free struct dray_map_node *nodes = calloc(words->n + 1, sizeof(*nodes));
+	struct dray_map seen;
+	int r = 0;
 
-	for (size_t k = 0; k < i; k++)
-		if (strcspn(words->v[k], WORD_BLANKS) == n && !strncmp(words->v[k], words->v[i], n))
-			return true;
-	return false;
+	if (!nodes)
+		return config_no_memory(reterr);
+	dray_map_init(&seen);
+	for (size_t i = 0; i < words->n && !r; i++) {
+		const char *word = words->v[i];
+		size_t n = strcspn(word, WORD_BLANKS);
+
+		if (dray_map_find(&seen, word, n))
+			r = config_invalid(reterr, "\"%.100s\" is there twice", word);
+		dray_map_add(&seen, &nodes[i], word, n);
+	}
+	dray_map_deinit(&seen);
+	return r;
 }
 
 static int list_check(const struct dray_strv *words, size_t list, struct dray_err *reterr)
@@ -109,13 +122,10 @@ static int list_check(const struct dray_strv *words, size_t list, struct dray_er
 	if (lists[list].max && words->n > lists[list].max)
 		return config_invalid(reterr, "%zu are too many, %u are allowed", words->n,
 				      lists[list].max);
-	for (size_t i = 0; i < words->n; i++) {
+	for (size_t i = 0; i < words->n; i++)
 		if (lists[list].check(words->v[i], reterr) < 0)
 			return -EINVAL;
-		if (lists[list].unique && is_repeated(words, i))
-			return config_invalid(reterr, "\"%.100s\" is there twice", words->v[i]);
-	}
-	return 0;
+	return lists[list].unique ? unique_check(words, reterr) : 0;
 }
 
 /* The values of enum ibv_mtu, and 0 for the MTU of the ports. */
