@@ -131,8 +131,9 @@ static int number_set(void *to, const struct input *in)
 		return refuse(in, "is not a size: a number and KiB, MiB, GiB or TiB, such as "
 				  "\"16MiB\"");
 	if (r == -EINVAL && *text != '-' && key->type == DRAY_CONFIG_DURATION)
-		return refuse(in, "is not a duration: a number and us, ms, s, min or h, such as "
-				  "\"500ms\"");
+		return refuse(in,
+			      "is not a duration: a number and ns, us, ms, s, min or h, such as "
+			      "\"500ms\"");
 	/* without the 0 it is unclear whether 660 is octal */
 	if (!r && key->octal && text[0] != '0')
 		return refuse(in, "is octal and must start with 0, such as \"0660\"");

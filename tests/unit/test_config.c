@@ -269,10 +269,10 @@ static void units_are_required(void **state)
 	    ":1: limits.pool_bytes: \"16G\" is not a size: a number and KiB, MiB, GiB or TiB, such as "
 	    "\"16MiB\"");
 	bad("peer: { heartbeat = 1; };",
-	    ":1: peer.heartbeat: \"1\" is not a duration: a number and us, ms, s, min or h, such as "
+	    ":1: peer.heartbeat: \"1\" is not a duration: a number and ns, us, ms, s, min or h, such as "
 	    "\"500ms\"");
 	bad("peer: { heartbeat = \"1\"; };",
-	    ":1: peer.heartbeat: \"1\" is not a duration: a number and us, ms, s, min or h, such as "
+	    ":1: peer.heartbeat: \"1\" is not a duration: a number and ns, us, ms, s, min or h, such as "
 	    "\"500ms\"");
 	bad("peer: { heartbeat = \"2min\"; };",
 	    ":1: peer.heartbeat: \"2min\" is not allowed (allowed: \"50ms\" to \"60s\")");
