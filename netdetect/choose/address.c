@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "lib/array.h"
+
 /* Parts of a score. Each outweighs all weaker ones together. */
 #define SCORE_IPV4 1000
 #define SCORE_DEFAULT_ROUTE 100
@@ -17,22 +19,37 @@
 #define SCORE_GLOBAL 1
 #define KIND_LAST 1
 
-/* True if this is the interface of the family's default route, or of one of those with the lowest metric. */
-static bool is_default_route(const struct nd_links *l, uint8_t family, int ifindex)
+/* The interfaces of a family's default routes with the lowest metric. */
+struct defaults {
+	int *v;
+	size_t n;
+	uint32_t metric;
+};
+
+static int defaults_find(const struct nd_links *l, uint8_t family, struct defaults *d)
 {
-	uint32_t lowest = UINT32_MAX;
-	bool here = false;
+	int r = 0;
 
-	for (size_t i = 0; i < l->n_routes; i++) {
-		const struct nd_route *r = &l->routes[i];
+	for (size_t i = 0; i < l->n_routes && r >= 0; i++) {
+		const struct nd_route *route = &l->routes[i];
 
-		if (r->family != family || r->prefix || r->type != RTN_UNICAST || !r->ifindex ||
-		    r->metric > lowest)
+		if (route->family != family || route->prefix || route->type != RTN_UNICAST ||
+		    !route->ifindex || (d->n && route->metric > d->metric))
 			continue;
-		here = (r->metric == lowest && here) || r->ifindex == ifindex;
-		lowest = r->metric;
+		if (route->metric < d->metric)
+			d->n = 0;
+		d->metric = route->metric;
+		r = DRAY_APPEND(d->v, d->n, route->ifindex);
 	}
-	return here;
+	return r;
+}
+
+static bool is_default_route(const struct defaults *d, int ifindex)
+{
+	for (size_t i = 0; i < d->n; i++)
+		if (d->v[i] == ifindex)
+			return true;
+	return false;
 }
 
 /* The uplink of a host can be a bridge; one of its ports is then a device, a bond or a VLAN. */
@@ -100,7 +117,8 @@ static const char *defect_of(const struct nd_candidate *c, bool v4, bool v6)
 	return a->flags & IFA_F_DEPRECATED ? "deprecated" : NULL;
 }
 
-static void rate(const struct nd_links *l, struct nd_candidate *c, bool v4, bool v6)
+static void rate(const struct nd_links *l, struct nd_candidate *c, bool v4, bool v6,
+		 const struct defaults *defaults)
 {
 	const char *defect = defect_of(c, v4, v6), *words;
 	bool is_v4 = c->addr->family == AF_INET, is_default;
@@ -112,7 +130,7 @@ static void rate(const struct nd_links *l, struct nd_candidate *c, bool v4, bool
 		snprintf(c->reason, sizeof(c->reason), "rejected: %s", defect);
 		return;
 	}
-	is_default = is_default_route(l, c->addr->family, c->link->ifindex);
+	is_default = is_default_route(&defaults[is_v4], c->link->ifindex);
 	rank = kind_rank(l, c->link, &words);
 	c->score = c->addr->scope == RT_SCOPE_UNIVERSE ? SCORE_GLOBAL : 0;
 	/* overlays and bridges of containers come after all others, whatever the family */
@@ -139,13 +157,21 @@ int nd_advertise_rank(const struct nd_links *l, bool v4, bool v6, struct nd_cand
 		      size_t *ret_n)
 {
 	struct nd_candidate *c = calloc(l->n_addrs ? l->n_addrs : 1, sizeof(*c));
+	struct defaults defaults[2] = { { .n = 0 } }; /* of IPv6, of IPv4 */
+	int r = c ? defaults_find(l, AF_INET6, &defaults[0]) : -ENOMEM;
 
-	if (!c)
-		return -ENOMEM;
-	for (size_t i = 0; i < l->n_addrs; i++) {
+	if (r >= 0)
+		r = defaults_find(l, AF_INET, &defaults[1]);
+	for (size_t i = 0; i < l->n_addrs && r >= 0; i++) {
 		c[i].addr = &l->addrs[i];
 		c[i].link = nd_link_by_index(l, l->addrs[i].ifindex);
-		rate(l, &c[i], v4, v6);
+		rate(l, &c[i], v4, v6, defaults);
+	}
+	free(defaults[0].v);
+	free(defaults[1].v);
+	if (r < 0) {
+		free(c);
+		return r;
 	}
 	qsort(c, l->n_addrs, sizeof(*c), by_score);
 	*ret = c;
