@@ -9,14 +9,14 @@
 #include "netdetect/source/source.h"
 
 enum nd_link_kind {
-	ND_LINK_DEVICE, /* has no IFLA_INFO_KIND */
+	ND_LINK_DEVICE, /* has no IFLA_INFO_KIND, or is an InfiniBand port */
 	ND_LINK_LOOPBACK,
 	ND_LINK_BOND, /* bond or team */
 	ND_LINK_VLAN,
 	ND_LINK_MACVLAN, /* macvlan, ipvlan, macvtap */
-	ND_LINK_VETH,    /* the only way out of a pod; the other end is a port of a bridge */
-	ND_LINK_BRIDGE,  /* bridge or openvswitch */
-	ND_LINK_TUNNEL,  /* vxlan, geneve, gre, ipip, sit, wireguard, tun, ... */
+	ND_LINK_VETH, /* veth, netkit: the only way out of a pod; the other end is a port of a bridge */
+	ND_LINK_BRIDGE, /* bridge or openvswitch */
+	ND_LINK_TUNNEL, /* vxlan, geneve, gre, ipip, sit, wireguard, tun, ... */
 	ND_LINK_DUMMY,
 	ND_LINK_OTHER,
 };

@@ -36,6 +36,7 @@ static enum nd_link_kind kind_of(const char *text, unsigned type)
 		{ "vti", ND_LINK_TUNNEL },       { "vti6", ND_LINK_TUNNEL },
 		{ "wireguard", ND_LINK_TUNNEL }, { "tun", ND_LINK_TUNNEL },
 		{ "xfrm", ND_LINK_TUNNEL },      { "ppp", ND_LINK_TUNNEL },
+		{ "ipoib", ND_LINK_DEVICE },     { "netkit", ND_LINK_VETH },
 	};
 
 	if (type == ARPHRD_LOOPBACK)

@@ -108,6 +108,7 @@ static void kinds_of_links(void **state)
 		      { "veth", ND_LINK_VETH },           { "bridge", ND_LINK_BRIDGE },
 		      { "vxlan", ND_LINK_TUNNEL },        { "wireguard", ND_LINK_TUNNEL },
 		      { "macvlan", ND_LINK_MACVLAN },     { "vlan", ND_LINK_VLAN },
+		      { "ipoib", ND_LINK_DEVICE },        { "netkit", ND_LINK_VETH },
 		      { "never-heard-of", ND_LINK_OTHER } };
 	struct nd_links l = { 0 };
 
