@@ -149,14 +149,18 @@ static int segment_find(struct ctl *c, const char *name, const char **ret)
 /* Reads segment=... and state=..., in any order. */
 static int segment_goal(struct ctl *c, struct ctl_segment_goal *ret)
 {
-	*ret = (struct ctl_segment_goal){ .state = "ready" };
+	*ret = (struct ctl_segment_goal){ .state = NULL };
 	for (unsigned i = 0; i < c->n_args; i++) {
 		const char *arg = c->args[i];
+		bool segment = !strncmp(arg, "segment=", 8), state = !strncmp(arg, "state=", 6);
 		int r;
 
-		if (!strncmp(arg, "segment=", 8))
+		if ((segment && ret->segment) || (state && ret->state))
+			return ctl_misuse(c, "%s is given twice; give it once",
+					  segment ? "segment=" : "state=");
+		if (segment)
 			r = segment_find(c, arg + 8, &ret->segment);
-		else if (!strncmp(arg, "state=", 6))
+		else if (state)
 			r = state_find(c, arg + 6, &ret->state);
 		else
 			r = ctl_misuse(
@@ -170,6 +174,8 @@ static int segment_goal(struct ctl *c, struct ctl_segment_goal *ret)
 		return ctl_misuse(c, "state= has no effect without segment=; give both");
 	if (c->values[CTL_OPTION_FOR])
 		return ctl_misuse(c, "--for and segment= exclude each other; give one of them");
+	if (!ret->state)
+		ret->state = "ready";
 	return 0;
 }
 

@@ -98,6 +98,7 @@ static void usage_errors_are_one_line(void **state)
 		{ "--profile x env",
 		  "--profile is an option of drayctl env; put it after the verb" },
 		{ "wait segment=x", "segment=x is not allowed; use HOST:PORT, local or preferred" },
+		{ "wait segment=a:1 segment=b:1", "segment= is given twice; give it once" },
 		{ "wait state=ready", "state= has no effect without segment=; give both" },
 		{ "wait segment=a:1 state=up",
 		  "state=up is not allowed; use unknown, probing, ready or lost" },
