@@ -75,7 +75,8 @@ struct store_object {
 	struct policy_entry policy; /* and its bytes, cost, and hash of its key */
 	struct extent at;
 	struct store_member *member; /* who has put it */
-	uint32_t holds : 30;
+	uint32_t holds : 29;
+	uint32_t kept : 1; /* for a PUT at another agent; no client here has put or pinned it */
 	uint32_t is_counted : 1; /* against the objects of its owner */
 	uint32_t has_crc : 1;
 	uint32_t crc;         /* CRC-32C of its bytes, for other agents */
@@ -372,6 +373,8 @@ bool tier_can_write(const struct store *s);
 bool tier_is_full(const struct store *s);
 /* Bytes on disk, of objects that are to be written. */
 uint64_t tier_pending(const struct store *s);
+/* The bytes of an object that is on disk have this CRC-32C. False also as long as not all of the disk is known. */
+bool tier_has_crc(struct store_object *o, uint32_t crc);
 /* Fills in what the tier counts. Control thread. */
 void tier_totals(struct store *s, struct store_totals *t);
 
@@ -420,6 +423,8 @@ void verify_free(struct store_verify *v);
 void change_add(const struct store_object *o, bool here);
 
 /* lend.c */
+/* Goes on with the object, which is held, for at most *turn bytes, which are then fewer. False: there are more. Without the lock. */
+bool sum_go_on(struct summing *c, const struct store_object *o, uint64_t *turn);
 /* After the thread of the store has ended. */
 void loans_free(struct store *s);
 

@@ -43,8 +43,7 @@ static bool is_needed(const struct store_loan *l)
 	return !l->store->ending && !l->stopped;
 }
 
-/* Goes on with the object, which is held, for at most *turn bytes, which are then fewer. False: there are more. */
-static bool sum_go_on(struct summing *c, const struct store_object *o, uint64_t *turn)
+bool sum_go_on(struct summing *c, const struct store_object *o, uint64_t *turn)
 {
 	const uint8_t *p = store_of(o)->base + store_object_offset(o);
 	uint64_t n = dray_min(*turn, object_bytes(o) - c->at);

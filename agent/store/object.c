@@ -431,6 +431,7 @@ static bool charge_copy(struct store_member *m)
 
 void item_own(struct store_object *o)
 {
+	o->kept = false;
 	if (!o->copy)
 		return;
 	o->copy = 0;
@@ -441,6 +442,7 @@ void item_own(struct store_object *o)
 enum put_kind {
 	PUT_OWN,
 	PUT_COPY,    /* of an object of another agent */
+	PUT_KEPT,    /* the same, for a PUT there */
 	PUT_FORWARD, /* it goes to another agent */
 	PUT_PREFER,  /* likewise, and stays if that does not take it */
 };
@@ -534,29 +536,80 @@ enum dmsg_store_status store_forward_put(struct store_member *m, struct store_ke
 }
 
 enum dmsg_store_status store_copy_begin(struct store_member *m, struct store_key key,
-					uint64_t bytes, uint32_t cost_us, bool keep,
-					struct store_object **ret)
+					uint64_t bytes, uint32_t cost_us, struct store_object **ret)
 {
 	struct store *s = m->space->store;
 	enum dmsg_store_status status;
 
 	pthread_mutex_lock(&s->lock);
-	status = put_begin(m, key, bytes, cost_us, keep ? PUT_OWN : PUT_COPY, ret);
+	status = put_begin(m, key, bytes, cost_us, PUT_COPY, ret);
 	pthread_mutex_unlock(&s->lock);
 	return status;
 }
 
-bool store_keeps(struct store_member *m, struct store_key key)
+/* Computes the checksum of an object that may have these bytes, if nothing else says what its own are. Lets go of the lock meanwhile. */
+static void sum_unknown(struct store_object *o, uint64_t bytes, uint64_t *turn)
+{
+	struct store *s = store_of(o);
+	struct summing sum = { 0 };
+	bool done;
+
+	if (o->has_crc || is_on_disk(o) || object_bytes(o) != bytes || bytes > *turn)
+		return;
+	item_hold(o);
+	pthread_mutex_unlock(&s->lock);
+	done = sum_go_on(&sum, o, turn);
+	pthread_mutex_lock(&s->lock);
+	if (done)
+		object_set_crc(o, sum.crc);
+	item_put(o);
+}
+
+/* False also if it is not known. */
+static bool has_bytes(struct store_object *o, uint64_t bytes, uint32_t crc)
+{
+	if (object_bytes(o) != bytes)
+		return false;
+	return o->has_crc ? o->crc == crc : is_on_disk(o) && tier_has_crc(o, crc);
+}
+
+static enum dmsg_store_status keep_meets(struct store_object *o, uint64_t bytes, uint32_t crc)
+{
+	struct store_space *sp = o->member->space;
+	bool kept = o->kept || (o->copy && !o->forwards);
+
+	if (has_bytes(o, bytes, crc)) {
+		item_own(o);
+		o->kept = kept;
+		return DMSG_STORE_STATUS_EXISTS;
+	}
+	if (!kept)
+		return DMSG_STORE_STATUS_BUSY;
+	tier_key_changed(sp, (struct store_key){ o->key, o->key_n });
+	item_remove(o, false);
+	return DMSG_STORE_STATUS_OK;
+}
+
+enum dmsg_store_status store_keep_begin(struct store_member *m, struct store_key key,
+					uint64_t bytes, uint32_t crc, uint32_t cost_us,
+					uint64_t *turn, struct store_object **ret)
 {
 	struct store *s = m->space->store;
+	enum dmsg_store_status status = DMSG_STORE_STATUS_OK;
 	struct store_object *o;
 
 	pthread_mutex_lock(&s->lock);
 	o = item_find(m->space, key);
+	if (o) {
+		sum_unknown(o, bytes, turn);
+		o = item_find(m->space, key);
+	}
 	if (o)
-		item_own(o);
+		status = keep_meets(o, bytes, crc);
+	if (!status)
+		status = put_begin(m, key, bytes, cost_us, PUT_KEPT, ret);
 	pthread_mutex_unlock(&s->lock);
-	return o;
+	return status;
 }
 
 static struct store_object *is_there(const struct store_object *o)
@@ -616,10 +669,15 @@ enum dmsg_store_status store_keep_end(struct store_object *o, uint32_t crc)
 {
 	struct store *s = store_of(o);
 	enum dmsg_store_status status;
+	struct store_object *other;
 
 	pthread_mutex_lock(&s->lock);
 	object_set_crc(o, crc);
+	o->kept = true;
+	other = is_there(o);
 	status = put_appear(o);
+	if (other && !has_bytes(other, object_bytes(o), crc))
+		status = DMSG_STORE_STATUS_BUSY;
 	o->member->space->kept += !status;
 	if (status)
 		item_free(o);

@@ -112,17 +112,21 @@ struct store_key {
  */
 enum dmsg_store_status store_put_begin(struct store_member *m, struct store_key key, uint64_t bytes,
 				       uint32_t cost_us, struct store_object **ret);
-/*
- * The same for a copy of an object that another agent has. For a GET, store_arrivals_add() consumes it, too; if that agent wants it to be
- * kept here, store_keep_end() does.
- */
+/* The same for a copy of an object that another agent has, for a GET. store_arrivals_add() consumes it, too. */
 enum dmsg_store_status store_copy_begin(struct store_member *m, struct store_key key,
-					uint64_t bytes, uint32_t cost_us, bool keep,
+					uint64_t bytes, uint32_t cost_us,
 					struct store_object **ret);
+/*
+ * The same for an object of another agent that wants it to be kept here; store_keep_end() consumes it, too. EXISTS: an object with these bytes
+ * is here already, and stays from now on as if it had been put. Busy also: it has other bytes. But if it was kept for a PUT elsewhere, or is a
+ * copy, then it was removed there meanwhile, and gives way. crc: CRC-32C of the bytes. *turn: bytes whose checksum may be computed to
+ * know that, which are then fewer; more are taken for others.
+ */
+enum dmsg_store_status store_keep_begin(struct store_member *m, struct store_key key,
+					uint64_t bytes, uint32_t crc, uint32_t cost_us,
+					uint64_t *turn, struct store_object **ret);
 /* Its bytes are in place, and have this CRC-32C: it appears as after a PUT. */
 enum dmsg_store_status store_keep_end(struct store_object *o, uint32_t crc);
-/* There is an object with this key. If it is a copy for GETs, it stays from now on as if it had been put. */
-bool store_keeps(struct store_member *m, struct store_key key);
 /* The bytes are in place, and the object appears, unless there is one with its key now; or (done false) it is dropped. */
 enum dmsg_store_status store_put_end(struct store_object *o, bool done);
 

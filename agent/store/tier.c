@@ -356,6 +356,15 @@ void tier_verify(struct store_object *o, struct disk_request *r, uint8_t name[DI
 	disk_verify(store_of(o)->tier->disk, r);
 }
 
+bool tier_has_crc(struct store_object *o, uint32_t crc)
+{
+	uint8_t name[DISK_KEY_MAX];
+	uint32_t n = tier_name(name, o);
+
+	/* the control thread fills objects that it finds later without the lock */
+	return !store_of(o)->tier->absent && disk_is_sum(&disk_part(o)->at, crc, name, n);
+}
+
 /* --- start and end ------------------------------------------------------------------------------------------------ */
 
 static void crowded(void *arg, uint64_t bytes)

@@ -124,6 +124,30 @@ def test_second_put(group):
         assert kept(b) == 1
 
 
+def test_put_after_remove(group):
+    """The copy of an object that was removed here gives way to that of the next one, which has as many bytes."""
+    a, b = group((), ())
+    with User(a, space="kv") as here, User(b, space="kv") as there:
+        assert placed(here, b"key") == [(Status.OK, 2)]
+        idle(a, b)
+        here.store.remove([b"key"])
+        assert there.get(b"key") == value_of(b"key")
+        here.view[:SIZE] = value_of(b"other")
+        results = [here.store.put(here.region, [(b"key", [(0, SIZE)])], replicas=2)]
+        until(lambda: results[-1][0].copies == 2 or results.append(put(here, b"key")), "a copy")
+        assert results[0][0].status == Status.OK
+        assert here.get(b"key") == there.get(b"key") == value_of(b"other")
+
+
+def test_other_object_at_the_other_agent(group):
+    """What a client put there stays, and is no copy."""
+    a, b = group((), ())
+    with User(a, space="kv") as here, User(b, space="kv") as there:
+        assert ends(put(there, b"key", size=100, replicas=1)) == [(Status.OK, 1)]
+        assert ends(put(here, b"key")) == [(Status.OK, 1)]
+        assert there.get(b"key") == value_of(b"key", 100) and here.get(b"key") == value_of(b"key")
+
+
 def test_copy_of_a_get_becomes_one_that_stays(group, lab):
     """What another agent has read before is written to its disk only when it is to keep it."""
     disk = {"store.disk_dir": lab.directory("disk"), "limits.store_disk_bytes": "64MiB", "limits.store_disk_bytes_per_owner": "64MiB"}

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "agent/store/store.h"
+#include "lib/crc32c.h"
 #include "schema/gen/errors.h"
 #include "tests/unit/cm.h"
 
@@ -696,8 +697,7 @@ static void test_copies_before_the_folder_is_read(void **state)
 	a = store_arrivals_new(rig.store, 2);
 	for (unsigned k = 0; k < 2; k++) {
 		/* the second one differs, so that its bytes come to the disk again */
-		assert_int_equal(store_copy_begin(rig.member, key_of(text, k), 5000 + k, 1, false,
-						  &o),
+		assert_int_equal(store_copy_begin(rig.member, key_of(text, k), 5000 + k, 1, &o),
 				 DMSG_STORE_STATUS_OK);
 		store_arrivals_add(a, o, 0, 0, &g[k]);
 	}
@@ -733,7 +733,7 @@ static void test_copy_of_another_owner_before_the_folder_is_read(void **state)
 	rig.user = store_user_new(rig.store, &rig.other, &e);
 	rig.member = join_shared(rig.user);
 	a = store_arrivals_new(rig.store, 1);
-	assert_int_equal(store_copy_begin(rig.member, key_of(text, 0), 5000, 1, false, &o),
+	assert_int_equal(store_copy_begin(rig.member, key_of(text, 0), 5000, 1, &o),
 			 DMSG_STORE_STATUS_OK);
 	store_arrivals_add(a, o, 0, 0, &g);
 	store_arrive(a);
@@ -859,7 +859,7 @@ static void copy(unsigned k)
 	struct store_get g;
 	char text[16];
 
-	assert_int_equal(store_copy_begin(rig.member, key_of(text, k), 100, 1, false, &o),
+	assert_int_equal(store_copy_begin(rig.member, key_of(text, k), 100, 1, &o),
 			 DMSG_STORE_STATUS_OK);
 	store_arrivals_add(a, o, 0, 0, &g);
 	store_arrive(a);
@@ -892,6 +892,74 @@ static void test_copies_cost_no_object_on_disk(void **state)
 	assert_int_equal(all->used, OBJECTS);
 	settle();
 	assert_int_equal(store_totals(rig.store).disk_objects, OBJECTS - 1);
+}
+
+/* --- what is kept for other agents -------------------------------------------------------------------------- */
+
+/* Another agent wants an object of these bytes to be kept. turn: bytes whose checksum may be computed. */
+static enum dmsg_store_status keep(unsigned k, uint64_t bytes, int fill, uint64_t turn)
+{
+	static uint8_t buffer[MIB];
+	struct store_object *o;
+	char text[16];
+	enum dmsg_store_status status;
+	uint32_t crc;
+
+	memset(buffer, fill, bytes);
+	crc = dray_crc32c(0, buffer, bytes);
+	status = store_keep_begin(rig.member, key_of(text, k), bytes, crc, 1, &turn, &o);
+	if (status)
+		return status;
+	memset(store_region(rig.store)->extents[0].base + store_object_offset(o), fill, bytes);
+	return store_keep_end(o, crc);
+}
+
+/* What was kept was removed at the other agent when that has another object with its key. What a client here has put stays. */
+static void test_object_that_was_kept_gives_way(void **state)
+{
+	struct store_object *o;
+	char text[16];
+
+	assert_int_equal(keep(0, 5000, 1, 0), DMSG_STORE_STATUS_OK);
+	assert_int_equal(keep(0, 5000, 1, 0), DMSG_STORE_STATUS_EXISTS);
+	settle();
+	assert_int_equal(keep(0, 5000, 2, 0), DMSG_STORE_STATUS_OK);
+	assert_int_equal(keep(0, 5000, 2, 0), DMSG_STORE_STATUS_EXISTS);
+	assert_int_equal(keep(0, 4000, 2, 0), DMSG_STORE_STATUS_OK);
+	assert_int_equal(store_put_begin(rig.member, key_of(text, 0), 4000, 1, &o),
+			 DMSG_STORE_STATUS_EXISTS);
+	assert_int_equal(keep(0, 5000, 2, 0), DMSG_STORE_STATUS_BUSY);
+	assert_int_equal(keep(0, 4000, 2, 0), DMSG_STORE_STATUS_EXISTS);
+	settle();
+	leave_memory();
+	stop();
+	start();
+	assert_int_equal(store_totals(rig.store).disk_objects, 1);
+	assert_int_equal(store_totals(rig.store).disk_bytes, 4000);
+}
+
+/* A copy for a GET gives way, too, and is kept from then on if it has the right bytes. */
+static void test_copy_gives_way_to_what_is_kept(void **state)
+{
+	copy(0); /* whose CRC-32C is said to be 0 */
+	assert_int_equal(keep(0, 100, 1, 0), DMSG_STORE_STATUS_OK);
+	assert_int_equal(keep(0, 100, 2, 0), DMSG_STORE_STATUS_OK);
+	settle();
+	assert_int_equal(store_totals(rig.store).disk_objects, 1);
+}
+
+/* The checksum of an object that a client has put is computed, or known of the disk. */
+static void test_kept_beside_a_client(void **state)
+{
+	put(1, 5000);
+	assert_int_equal(keep(1, 5000, 1, 4999), DMSG_STORE_STATUS_BUSY);
+	assert_int_equal(keep(1, 5000, 1, 5000), DMSG_STORE_STATUS_EXISTS);
+	assert_int_equal(keep(1, 5000, 2, 5000), DMSG_STORE_STATUS_BUSY);
+	put(2, 5000);
+	leave_memory();
+	assert_int_equal(keep(2, 5000, 2, 0), DMSG_STORE_STATUS_EXISTS);
+	assert_int_equal(keep(2, 5000, 3, 0), DMSG_STORE_STATUS_BUSY);
+	assert_int_equal(store_totals(rig.store).disk_objects, 2);
 }
 
 /* --- the end ------------------------------------------------------------------------------------------- */
@@ -1376,6 +1444,9 @@ int main(void)
 		TEST(test_owners_are_equal_in_the_other_order),
 		TEST(test_objects_are_bounded),
 		TEST(test_copies_cost_no_object_on_disk),
+		TEST(test_object_that_was_kept_gives_way),
+		TEST(test_copy_gives_way_to_what_is_kept),
+		TEST(test_kept_beside_a_client),
 		TEST(test_loan_at_the_end),
 		TEST(test_writes_do_not_wait_for_commits),
 		TEST(test_flush),

@@ -24,6 +24,8 @@
 
 /* An EXISTS has its answer by then. */
 #define EXISTS_NS DRAY_NS_PER_SEC
+/* About a millisecond of checksums: of objects that are to be kept, and are here already. */
+#define KEEP_TURN (4ull << 20)
 
 static struct fetch *fetch_find(struct wsession *s, uint64_t number)
 {
@@ -201,8 +203,10 @@ bool fetch_keep(struct wsession *s, const struct store_keep *k, struct store_mem
 	}
 	a->from = k->peer;
 	f = fetch_alloc(s, b, member, k->end_ns - s->worker->core.now_ns, 0);
-	if (f)
+	if (f) {
 		f->keeps = true;
+		f->keep_turn = KEEP_TURN;
+	}
 	return begin(s, f, a, b->call.request_id, &err);
 }
 

@@ -2,7 +2,8 @@
 /*
  * Copies of objects of another agent that this one keeps, because a client there has put them with replicas = 2. They are fetched as for a
  * GET (store_fetch.c), from that agent alone, by a session of their owner that has no client: what they cost counts against that owner. An
- * object that has come with the right checksum appears as after a PUT.
+ * object that has come with the right checksum appears as after a PUT. One that is here already is looked up there as well: it may be an
+ * older one, which was removed there.
  */
 #include "agent/model/store_keep.h"
 
@@ -75,16 +76,12 @@ static bool start(struct wsession *s, struct store_keep *k)
 		return false;
 	for (uint32_t i = 0; i < k->n; i++) {
 		keys[i] = (struct store_key){ k->v[i].key, k->v[i].n_key };
-		b->results[i].status = store_keeps(member, keys[i]) ? DMSG_STORE_STATUS_EXISTS :
-								      DMSG_STORE_STATUS_NOT_FOUND;
+		b->results[i].status = DMSG_STORE_STATUS_NOT_FOUND;
 	}
-	if (!wanted_any(b))
-		kept(s, b, 0, NULL);
-	else if (!fetch_keep(s, k, member, keys, b)) {
-		free(b);
-		return false;
-	}
-	return true;
+	if (fetch_keep(s, k, member, keys, b))
+		return true;
+	free(b);
+	return false;
 }
 
 void keep_begin(struct worker *w, struct store_keep *k)

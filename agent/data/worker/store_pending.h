@@ -34,6 +34,7 @@ struct fetch {
 	struct reading *lingering; /* while its transfer ends, if devices may go on with it */
 	struct store_arrivals *arrivals;
 	bool keeps;               /* for another agent (store_keep.c); else for a client */
+	uint64_t keep_turn;       /* then: bytes here whose checksum it may compute */
 	bool straight;            /* bytes that come by frames go to the ranges of the client */
 	bool devices;             /* and so do those of sources with keys */
 	struct landing *landings; /* by key of the ask, while they are read; and room for as many */

@@ -90,9 +90,11 @@ static void place(struct fetch *f, uint32_t i)
 		return;
 	l->wanted = f->straight && !f->ask->sources[k->source].bytes &&
 		    (f->devices || !f->ask->sources[k->source].keys);
-	if (!l->wanted)
-		r->status = store_copy_begin(f->member, key, k->length, k->cost_us, f->keeps,
-					     &l->object);
+	if (f->keeps)
+		r->status = store_keep_begin(f->member, key, k->length, k->crc, k->cost_us,
+					     &f->keep_turn, &l->object);
+	else if (!l->wanted)
+		r->status = store_copy_begin(f->member, key, k->length, k->cost_us, &l->object);
 	l->wanted |= l->object != NULL;
 	if (l->wanted) {
 		r->status = DMSG_STORE_STATUS_NOT_TRIED; /* until it is copied */

@@ -158,6 +158,8 @@ void disk_remove(struct disk *d, struct disk_request *r);
 void disk_verify(struct disk *d, struct disk_request *r);
 /* The object is still where the last piece was. */
 bool disk_is_place(const struct disk_request *r, const struct disk_object *o);
+/* The bytes of an object that is on disk, and has this key, have this CRC-32C. Any thread that knows that it is there. */
+bool disk_is_sum(const struct disk_object *o, uint32_t crc, const void *key, uint32_t key_bytes);
 /* A verification has found a damaged object, which was still in its place. */
 void disk_count_corrupt(struct disk *d);
 

@@ -77,7 +77,12 @@ static int move(struct disk_request *r, bool write)
 	return own ? pass(r, own, direct, write) : -ENOMEM;
 }
 
-/* Of bytes and key, so that the bytes of another object are found out, too. */
+bool disk_is_sum(const struct disk_object *o, uint32_t crc, const void *key, uint32_t key_bytes)
+{
+	/* of bytes and key, so that the bytes of another object are found out, too */
+	return dray_crc32c(crc, key, key_bytes) == o->crc;
+}
+
 static uint32_t checksum(const struct disk_request *r)
 {
 	return dray_crc32c(dray_crc32c(0, r->buffer, r->at.bytes), r->key, r->key_bytes);
@@ -122,5 +127,5 @@ void io_verify(struct disk_request *r)
 		r->crc = dray_crc32c(r->verified ? r->crc : 0, r->buffer, n);
 	r->verified += n;
 	r->damaged = !r->error && r->verified == at->bytes &&
-		     dray_crc32c(r->crc, r->key, r->key_bytes) != at->crc;
+		     !disk_is_sum(at, r->crc, r->key, r->key_bytes);
 }
