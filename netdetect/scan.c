@@ -197,15 +197,23 @@ static unsigned count_hidden(const struct nd_scan *scan)
 	return known > seen ? (unsigned)(known - seen) : 0;
 }
 
-static int scan_network(const struct nd_source *s, struct nd_scan *scan, struct dray_err *reterr)
+static int scan_network(const struct nd_source *s, const struct nd_scan_options *o,
+			struct nd_scan *scan, struct dray_err *reterr)
 {
-	struct dray_err links = DRAY_ERR_NULL, devices = DRAY_ERR_NULL;
-	int r = part(scan, "links", nd_links_scan(s, &scan->links, &links), &links, reterr);
+	struct dray_err err = DRAY_ERR_NULL;
+	int r = part(scan, "links", nd_links_scan(s, &scan->links, &err), &err, reterr);
 
 	if (r < 0)
 		return r;
-	return part(scan, "devices", nd_devices_scan(s, &scan->links, &scan->devices, &devices),
-		    &devices, reterr);
+	err = DRAY_ERR_NULL;
+	r = part(scan, "devices", nd_devices_list(s, &scan->devices, &err), &err, reterr);
+	if (r < 0)
+		return r;
+	/* before they are opened, which an operator may have excluded them for */
+	exclude_devices(scan, o);
+	err = DRAY_ERR_NULL;
+	return part(scan, "devices", nd_devices_read(s, &scan->links, &scan->devices, &err), &err,
+		    reterr);
 }
 
 static int scan_listeners(const struct nd_source *s, const struct nd_scan_options *o,
@@ -246,11 +254,10 @@ static int scan_topology(const struct nd_source *s, const struct nd_scan_options
 static int scan_parts(const struct nd_source *s, const struct nd_scan_options *o,
 		      struct nd_scan *scan, struct dray_err *reterr)
 {
-	int r = scan_network(s, scan, reterr);
+	int r = scan_network(s, o, scan, reterr);
 
 	if (r < 0)
 		return r;
-	exclude_devices(scan, o);
 	rank_gids(scan, o);
 	r = scan_topology(s, o, scan);
 	if (r >= 0)

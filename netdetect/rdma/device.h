@@ -78,11 +78,15 @@ struct nd_devices {
 };
 
 /*
- * Devices, ports, GID tables (not ranked) and P_Key tables. links: of the same scan, to match netdevs. A kernel
- * without RDMA gives no device and 0. -errno only if a request failed, with *ret unchanged. Opens and closes each
- * uverbs node once (live). Any thread; blocks.
+ * Names of devices, and what netlink says of them. A kernel without RDMA gives no device and 0. -errno only if a request
+ * failed, with *ret unchanged. Opens no device. Any thread; blocks.
  */
-int nd_devices_scan(const struct nd_source *s, const struct nd_links *links, struct nd_devices *ret,
+int nd_devices_list(const struct nd_source *s, struct nd_devices *ret, struct dray_err *reterr);
+/*
+ * Reads the rest of these devices: places, ports, GID tables (not ranked) and P_Key tables. links: of the same scan, to match
+ * netdevs. -errno if that failed, with *d empty. Opens and closes each uverbs node once (live). Any thread; blocks.
+ */
+int nd_devices_read(const struct nd_source *s, const struct nd_links *links, struct nd_devices *d,
 		    struct dray_err *reterr);
 void nd_device_deinit(struct nd_device *d);
 void nd_devices_deinit(struct nd_devices *d);

@@ -4,6 +4,8 @@
 
 #include "netdetect/rdma/device.h"
 
+struct ibv_device;
+
 /* device.c: all zero, or the subnet prefix fe80::/64 alone. */
 bool nd_gid_is_unset(const struct in6_addr *gid);
 /* device.c: adds a table entry. link: the netdev of the GID, or NULL. A P_Key of 0 is unset. 0 or -ENOMEM. */
@@ -13,16 +15,25 @@ int nd_port_add_pkey(struct nd_port *p, uint16_t index, uint16_t value);
 
 /* sysfs.c: adds the devices of /sys/class/infiniband. 0 or -ENOMEM. */
 int nd_sysfs_devices(const struct nd_source *s, struct nd_devices *d);
+/* sysfs.c: sets the uverbs nodes of all devices. */
+void nd_sysfs_uverbs(const struct nd_source *s, struct nd_devices *d);
 /*
- * sysfs.c: sets what netlink does not carry (PCI address, driver, board, uverbs node; rate and link layer of the
- * ports) and adds the ports if netlink gave none. 0 or -ENOMEM.
+ * sysfs.c: sets what netlink does not carry (PCI address, driver, board; rate and link layer of the ports) and adds the ports if netlink gave none. 0 or -ENOMEM.
  */
 int nd_sysfs_device(const struct nd_source *s, struct nd_device *d);
 /* sysfs.c: the GID and P_Key tables of all ports. 0 or -ENOMEM. */
 int nd_sysfs_tables(const struct nd_source *s, const struct nd_links *links, struct nd_device *d);
 
+/* The devices of libibverbs, which nd_verbs_tables() lists when it needs them first. All zero: not listed. */
+struct nd_verbs {
+	struct ibv_device **v;
+	int n, error; /* error: errno of the listing */
+	bool listed;
+};
+void nd_verbs_deinit(struct nd_verbs *x);
+
 /*
  * verbs.c: the same tables and the MTUs, by libibverbs, with each GID proved by an address handle to itself. Unless
  * the device opens, errno is returned in d->open_error and nothing is read. 0, -ENOMEM, or nd_is_shortage().
  */
-int nd_verbs_tables(const struct nd_links *links, struct nd_device *d);
+int nd_verbs_tables(struct nd_verbs *x, const struct nd_links *links, struct nd_device *d);

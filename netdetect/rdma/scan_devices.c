@@ -92,7 +92,8 @@ static void match_netdev(const struct nd_links *links, struct nd_device *d, stru
 
 ND_ORDER(by_number, struct nd_port, number);
 
-static int complete(const struct nd_source *s, const struct nd_links *links, struct nd_device *d)
+static int complete(const struct nd_source *s, const struct nd_links *links, struct nd_verbs *verbs,
+		    struct nd_device *d)
 {
 	int r = nd_sysfs_device(s, d);
 
@@ -100,7 +101,7 @@ static int complete(const struct nd_source *s, const struct nd_links *links, str
 		return r;
 	d->open_error = try_node(s, d);
 	if (!d->open_error)
-		r = nd_verbs_tables(links, d);
+		r = nd_verbs_tables(verbs, links, d);
 	if (nd_is_shortage(-d->open_error))
 		return -d->open_error;
 	if (d->open_error)
@@ -120,8 +121,17 @@ static int by_name(const void *a, const void *b)
 	return strverscmp(x->name, y->name);
 }
 
-int nd_devices_scan(const struct nd_source *s, const struct nd_links *links, struct nd_devices *ret,
-		    struct dray_err *reterr)
+/* Ends one of the two steps; r: its result. */
+static int end_step(struct nd_devices *d, int r, struct dray_err *reterr)
+{
+	if (r >= 0)
+		return 0;
+	nd_devices_deinit(d);
+	return dray_err_set(reterr, r, nd_error_code(r), "RDMA devices cannot be read: %s",
+			    dray_errno_text(r));
+}
+
+int nd_devices_list(const struct nd_source *s, struct nd_devices *ret, struct dray_err *reterr)
 {
 	struct nd_devices d = { 0 };
 	bool answered = false;
@@ -130,15 +140,24 @@ int nd_devices_scan(const struct nd_source *s, const struct nd_links *links, str
 	/* sysfs lists a device that is being removed until its last user has closed it, netlink does not */
 	if (r >= 0 && !answered && !d.n)
 		r = nd_sysfs_devices(s, &d);
-	for (size_t i = 0; r >= 0 && i < d.n; i++)
-		r = complete(s, links, &d.v[i]);
-	if (r < 0) {
-		nd_devices_deinit(&d);
-		return dray_err_set(reterr, r, nd_error_code(r), "RDMA devices cannot be read: %s",
-				    dray_errno_text(r));
-	}
+	r = end_step(&d, r, reterr);
+	if (r < 0)
+		return r;
 	if (d.n)
 		qsort(d.v, d.n, sizeof(*d.v), by_name);
 	*ret = d;
 	return 0;
+}
+
+int nd_devices_read(const struct nd_source *s, const struct nd_links *links, struct nd_devices *d,
+		    struct dray_err *reterr)
+{
+	struct nd_verbs verbs = { .listed = false };
+	int r = 0;
+
+	nd_sysfs_uverbs(s, d);
+	for (size_t i = 0; r >= 0 && i < d->n; i++)
+		r = complete(s, links, &verbs, &d->v[i]);
+	nd_verbs_deinit(&verbs);
+	return end_step(d, r, reterr);
 }

@@ -78,19 +78,19 @@ static void read_place(const struct nd_source *s, struct nd_device *d)
 		d->node_type = (uint8_t)strtoul(text, NULL, 10);
 }
 
-static void find_uverbs(const struct nd_source *s, struct nd_device *d)
+void nd_sysfs_uverbs(const struct nd_source *s, struct nd_devices *d)
 {
 	dray_auto(closedir) DIR *dir = nd_open_dir(s, VERBS_CLASS);
 	char device[ND_DEVICE_NAME_MAX];
 	const char *name;
 
 	while ((name = nd_next_entry(dir))) {
-		if (strncmp(name, "uverbs", 6) != 0 || strlen(name) >= sizeof(d->uverbs) ||
-		    nd_read_text(s, device, sizeof(device), VERBS_CLASS "/%s/ibdev", name) <= 0 ||
-		    strcmp(device, d->name) != 0)
+		if (strncmp(name, "uverbs", 6) != 0 || strlen(name) >= sizeof(d->v->uverbs) ||
+		    nd_read_text(s, device, sizeof(device), VERBS_CLASS "/%s/ibdev", name) <= 0)
 			continue;
-		memcpy(d->uverbs, name, strlen(name) + 1);
-		return;
+		for (size_t i = 0; i < d->n; i++)
+			if (!strcmp(d->v[i].name, device))
+				memcpy(d->v[i].uverbs, name, strlen(name) + 1);
 	}
 }
 
@@ -146,7 +146,6 @@ int nd_sysfs_device(const struct nd_source *s, struct nd_device *d)
 	int r;
 
 	read_place(s, d);
-	find_uverbs(s, d);
 	r = d->n_ports ? 0 : find_ports(s, d);
 	for (size_t i = 0; i < d->n_ports; i++) {
 		read_layer(s, d, &d->ports[i]);

@@ -134,34 +134,35 @@ static void prove_all(struct ibv_context *context, struct nd_device *d)
 	ibv_dealloc_pd(pd);
 }
 
-/* NULL with errno set. */
-static struct ibv_context *open_by_name(const char *name)
+void nd_verbs_deinit(struct nd_verbs *x)
 {
-	int n = 0, error = ENODEV;
-	struct ibv_device **list = ibv_get_device_list(&n);
-	struct ibv_context *context = NULL;
-
-	if (!list)
-		return NULL;
-	for (int i = 0; i < n; i++) {
-		if (strcmp(ibv_get_device_name(list[i]), name) != 0)
-			continue;
-		context = ibv_open_device(list[i]);
-		error = errno;
-	}
-	ibv_free_device_list(list);
-	errno = error;
-	return context;
+	if (x->v)
+		ibv_free_device_list(x->v);
 }
 
-int nd_verbs_tables(const struct nd_links *links, struct nd_device *d)
+/* NULL with errno set. Each listing reads the files of all devices. */
+static struct ibv_context *open_by_name(struct nd_verbs *x, const char *name)
+{
+	if (!x->listed) {
+		x->v = ibv_get_device_list(&x->n);
+		x->error = x->v ? ENODEV : errno;
+		x->listed = true;
+	}
+	errno = x->error;
+	for (int i = 0; i < x->n; i++)
+		if (!strcmp(ibv_get_device_name(x->v[i]), name))
+			return ibv_open_device(x->v[i]);
+	return NULL;
+}
+
+int nd_verbs_tables(struct nd_verbs *x, const struct nd_links *links, struct nd_device *d)
 {
 	struct ibv_context *context;
 	int r = nd_descriptors_check();
 
 	if (r < 0)
 		return r;
-	context = open_by_name(d->name);
+	context = open_by_name(x, d->name);
 	if (!context) {
 		d->open_error = errno ? errno : ENODEV;
 		return 0;

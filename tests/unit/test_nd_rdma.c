@@ -8,9 +8,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/inotify.h>
+#include <unistd.h>
 
 #include "lib/err.h"
 #include "netdetect/choose/gid.h"
+#include "netdetect/scan.h"
 #include "tests/unit/cm.h"
 
 #define OP(cmd) RDMA_NL_GET_TYPE(RDMA_NL_NLDEV, cmd)
@@ -294,7 +297,8 @@ static void scan(const struct nd_links *links)
 	struct nd_source s;
 
 	assert_int_equal(nd_source_open(&s, dir), 0);
-	assert_int_equal(nd_devices_scan(&s, links, &devices, &err), 0);
+	assert_int_equal(nd_devices_list(&s, &devices, &err), 0);
+	assert_int_equal(nd_devices_read(&s, links, &devices, &err), 0);
 	for (size_t i = 0; i < devices.n; i++)
 		for (size_t k = 0; k < devices.v[i].n_ports; k++) {
 			struct nd_port *p = &devices.v[i].ports[k];
@@ -396,6 +400,65 @@ static void infiniband_of_sysfs(void **state)
 	assert_true(p->pkeys[1].full);
 }
 
+/* Watches how often this directory of the recorded machine is opened. */
+static int watch(const char *path)
+{
+	char full[sizeof(dir) + 256];
+	int fd = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
+
+	snprintf(full, sizeof(full), "%s/%s", dir, path);
+	assert_true(fd >= 0 && inotify_add_watch(fd, full, IN_OPEN) >= 0);
+	return fd;
+}
+
+/* Ends the watch. Opening of files in the directory does not count. */
+static unsigned opened(int fd)
+{
+	struct inotify_event events[64];
+	unsigned n = 0;
+
+	for (ssize_t got = read(fd, events, sizeof(events)), at = 0; at < got;) {
+		const struct inotify_event *e = (const void *)((const char *)events + at);
+
+		n += !e->len;
+		at += (ssize_t)(sizeof(*e) + e->len);
+	}
+	close(fd);
+	return n;
+}
+
+/* The list of uverbs nodes is read once, whatever the number of devices, and nothing of a device that is excluded. */
+static void only_what_is_needed_is_read(void **state)
+{
+	char excluded[] = "mlx5_1", *without[] = { excluded };
+	struct nd_scan_options o = { .without = { without, 1 } };
+	struct dray_err err = DRAY_ERR_NULL;
+	int nodes, first, second;
+	struct nd_scan *found;
+	struct nd_source s;
+
+	for (unsigned i = 0; i < 3; i++) {
+		char name[16], node[64];
+
+		snprintf(name, sizeof(name), "mlx5_%u", i);
+		snprintf(node, sizeof(node), "sys/class/infiniband_verbs/uverbs%u/ibdev", 7 - i);
+		record_roce(name);
+		cm_file_write(dir, node, name);
+	}
+	nodes = watch("sys/class/infiniband_verbs");
+	first = watch("sys/class/infiniband/mlx5_0/ports");
+	second = watch("sys/class/infiniband/mlx5_1/ports");
+	assert_int_equal(nd_source_open(&s, dir), 0);
+	assert_int_equal(nd_scan_run(&s, &o, &found, &err), 0);
+	assert_int_equal(found->devices.n, 2);
+	assert_string_equal(found->devices.v[0].uverbs, "uverbs7");
+	assert_string_equal(found->devices.v[1].uverbs, "uverbs5");
+	assert_int_equal(opened(nodes), 1);
+	assert_int_equal(opened(first), 1);
+	assert_int_equal(opened(second), 0);
+	nd_scan_free(found);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -413,6 +476,7 @@ int main(void)
 		TEST(netdev_elsewhere_is_not_used),
 		TEST(names_in_natural_order),
 		TEST(infiniband_of_sysfs),
+		TEST(only_what_is_needed_is_read),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
