@@ -83,16 +83,41 @@ static int parse_pin(const char *s, struct gid_pin *ret)
 	return 0;
 }
 
-int nd_scan_options_check(const struct nd_scan_options *o, struct dray_err *reterr)
+static int by_place(const void *x, const void *y)
 {
-	struct gid_pin pin;
+	const struct gid_pin *a = x, *b = y;
+	int r = strcmp(a->device, b->device);
 
-	for (size_t i = 0; i < o->gid_indices.n; i++)
-		if (parse_pin(o->gid_indices.v[i], &pin) < 0)
-			return dray_err_set(
+	return r ? r : dray_compare(a->port, b->port);
+}
+
+static int pins_check(const struct dray_strv *words, struct dray_err *reterr)
+{
+	dray_auto_free struct gid_pin *pins = calloc(words->n + 1, sizeof(*pins));
+	int r = pins ? 0 : dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
+
+	for (size_t i = 0; i < words->n && !r; i++)
+		if (parse_pin(words->v[i], &pins[i]) < 0)
+			r = dray_err_set(
 				reterr, -EINVAL, DRAY_E_INVALID,
 				"GID index '%s': write DEVICE:INDEX or DEVICE/PORT:INDEX, such as mlx5_0:3",
-				o->gid_indices.v[i]);
+				words->v[i]);
+	if (!r)
+		qsort(pins, words->n, sizeof(*pins), by_place);
+	for (size_t i = 1; i < words->n && !r; i++)
+		if (!by_place(&pins[i - 1], &pins[i]))
+			r = dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+					 "there are two GID indices for %s: leave one",
+					 pins[i].device);
+	return r;
+}
+
+int nd_scan_options_check(const struct nd_scan_options *o, struct dray_err *reterr)
+{
+	int r = pins_check(&o->gid_indices, reterr);
+
+	if (r < 0)
+		return r;
 	if (o->gid_family != AF_UNSPEC && o->gid_family != AF_INET && o->gid_family != AF_INET6)
 		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
 				    "the GID family %u is neither IPv4 nor IPv6", o->gid_family);
@@ -180,11 +205,20 @@ static void rank_gids(struct nd_scan *scan, const struct nd_scan_options *o)
 			nd_gids_rank(&p->gids, &choice);
 		}
 	}
-	for (size_t i = 0; i < o->gid_indices.n; i++)
-		if (parse_pin(o->gid_indices.v[i], &pin) == 0 &&
-		    !nd_device_by_name(&scan->devices, pin.device))
-			add_note(scan, "devices", "GID index %s: there is no device %s",
-				 o->gid_indices.v[i], pin.device);
+	for (size_t i = 0; i < o->gid_indices.n; i++) {
+		const char *word = o->gid_indices.v[i];
+		const struct nd_device *d;
+
+		if (parse_pin(word, &pin) < 0)
+			continue;
+		d = nd_device_by_name(&scan->devices, pin.device);
+		if (!d)
+			add_note(scan, "devices", "GID index %s: there is no device %s", word,
+				 pin.device);
+		else if (pin.port && !nd_port_by_number(d, (uint32_t)pin.port))
+			add_note(scan, "devices", "GID index %s: %s has no such port", word,
+				 pin.device);
+	}
 }
 
 /* The /sys of a pod can lack GPUs that the driver shows. */

@@ -459,6 +459,31 @@ static void only_what_is_needed_is_read(void **state)
 	nd_scan_free(found);
 }
 
+/* A pin that names no port of its device would otherwise have no effect, and nobody would know. */
+static void pins_without_a_port(void **state)
+{
+	char device[] = "mlx5_0:10", other[] = "mlx5_0:4", port[] = "mlx5_0/1:4",
+	     absent[] = "mlx5_0/7:3";
+	char *pins[] = { device, absent }, *twice[] = { device, other },
+	     *apart[] = { device, port, absent };
+	struct nd_scan_options o = { .gid_indices = { pins, 2 } };
+	struct dray_err err = DRAY_ERR_NULL;
+	struct nd_scan *found;
+	struct nd_source s;
+
+	record_roce("mlx5_0");
+	assert_int_equal(nd_source_open(&s, dir), 0);
+	assert_int_equal(nd_scan_run(&s, &o, &found, &err), 0);
+	assert_int_equal(found->n_notes, 1);
+	assert_string_equal(found->notes[0].text, "GID index mlx5_0/7:3: mlx5_0 has no such port");
+	nd_scan_free(found);
+	o.gid_indices = (struct dray_strv){ apart, 3 };
+	assert_int_equal(nd_scan_options_check(&o, &err), 0);
+	o.gid_indices = (struct dray_strv){ twice, 2 };
+	assert_int_equal(nd_scan_options_check(&o, &err), -EINVAL);
+	assert_string_equal(err.msg, "there are two GID indices for mlx5_0: leave one");
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -477,6 +502,7 @@ int main(void)
 		TEST(names_in_natural_order),
 		TEST(infiniband_of_sysfs),
 		TEST(only_what_is_needed_is_read),
+		TEST(pins_without_a_port),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
