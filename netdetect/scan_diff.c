@@ -10,6 +10,7 @@
 
 #include "lib/array.h"
 #include "lib/cleanup.h"
+#include "lib/map.h"
 #include "netdetect/scan.h"
 
 struct fact {
@@ -19,11 +20,13 @@ struct fact {
 		  160]; /* printed behind "appeared", and behind the new value of a part */
 	char owner[ND_DEVICE_NAME_MAX]; /* key of the fact whose disappearance hides that of this one; "": none */
 	bool part;                      /* of its owner: only a change of the value counts */
+	struct dray_map_node by_key;
 };
 
 struct facts {
 	struct fact *v;
 	size_t n;
+	struct dray_map keys;
 	bool failed;       /* no memory */
 	struct fact spare; /* takes the facts for which there is no memory */
 };
@@ -82,21 +85,25 @@ static void add_port(struct facts *f, const struct nd_device *d, const struct nd
 	add_part(f, name, "GID", why, "%s", gid);
 }
 
-static void add_link(struct facts *f, const struct nd_links *l, const struct nd_link *link)
+static void add_link(struct facts *f, const struct nd_link *link)
 {
 	struct fact *x = add(f, "", "%s", link->name);
-	char text[INET6_ADDRSTRLEN];
 
 	snprintf(x->value, sizeof(x->value), "%s", link->up ? "up" : "down");
 	snprintf(x->more, sizeof(x->more), ", %s, %s", nd_link_kind_name(link->kind), x->value);
 	add_part(f, link->name, "MTU", "", "%u", link->mtu);
 	add_part(f, link->name, "master", "", "%d", link->master);
 	add_part(f, link->name, "index", "", "%d", link->ifindex);
-	for (size_t i = 0; i < l->n_addrs; i++)
-		if (l->addrs[i].ifindex == link->ifindex)
-			add(f, link->name, "%s address %s/%u", link->name,
-			    nd_addr_text(&l->addrs[i].addr, l->addrs[i].family, text),
-			    l->addrs[i].prefix);
+}
+
+static void add_addr(struct facts *f, const struct nd_links *l, const struct nd_addr *a)
+{
+	const struct nd_link *link = nd_link_by_index(l, a->ifindex);
+	char text[INET6_ADDRSTRLEN];
+
+	if (link)
+		add(f, link->name, "%s address %s/%u", link->name,
+		    nd_addr_text(&a->addr, a->family, text), a->prefix);
 }
 
 static void add_route(struct facts *f, const struct nd_links *l, const struct nd_route *r)
@@ -124,7 +131,9 @@ static struct facts facts_of(const struct nd_scan *scan)
 			add_port(&f, d, &d->ports[k]);
 	}
 	for (size_t i = 0; i < scan->links.n_links; i++)
-		add_link(&f, &scan->links, &scan->links.links[i]);
+		add_link(&f, &scan->links.links[i]);
+	for (size_t i = 0; i < scan->links.n_addrs; i++)
+		add_addr(&f, &scan->links, &scan->links.addrs[i]);
 	for (size_t i = 0; i < scan->links.n_routes; i++)
 		add_route(&f, &scan->links, &scan->links.routes[i]);
 	for (size_t i = 0; i < scan->topology.n_gpus; i++)
@@ -135,15 +144,22 @@ static struct facts facts_of(const struct nd_scan *scan)
 		add(&f, "", "listener %s port %u", nd_addr_text(&x->addr, x->family, text),
 		    x->port);
 	}
+	/* now the array moves no more */
+	dray_map_init(&f.keys);
+	for (size_t i = 0; i < f.n; i++)
+		dray_map_add(&f.keys, &f.v[i].by_key, f.v[i].key, strlen(f.v[i].key));
 	return f;
 }
 
 static const struct fact *find(const struct facts *f, const char *key)
 {
-	for (size_t i = 0; i < f->n; i++)
-		if (!strcmp(f->v[i].key, key))
-			return &f->v[i];
-	return NULL;
+	return dray_map_entry(dray_map_find(&f->keys, key, strlen(key)), struct fact, by_key);
+}
+
+static void facts_deinit(struct facts *f)
+{
+	dray_map_deinit(&f->keys);
+	free(f->v);
 }
 
 void nd_scan_diff(const struct nd_scan *old, const struct nd_scan *new, nd_change_fn fn, void *arg)
@@ -173,6 +189,6 @@ void nd_scan_diff(const struct nd_scan *old, const struct nd_scan *new, nd_chang
 		snprintf(line, sizeof(line), "%.*s is gone", (int)strcspn(x->key, "\t"), x->key);
 		fn(line, arg);
 	}
-	free(was.v);
-	free(is.v);
+	facts_deinit(&was);
+	facts_deinit(&is);
 }
