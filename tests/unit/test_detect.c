@@ -54,47 +54,83 @@ static unsigned logged(const char *text)
 	} while (0)
 
 /* By a child with this limit of descriptors. All events have come when it returns. */
-static void set_lo_up(const struct rlimit *limit)
+static void run(const struct rlimit *limit, const char *command)
 {
 	pid_t pid = fork();
 
 	if (!pid)
-		_exit(setrlimit(RLIMIT_NOFILE, limit) < 0 || system("ip link set lo up") != 0);
+		_exit(setrlimit(RLIMIT_NOFILE, limit) < 0 || system(command) != 0);
 	CHECK(waitpid(pid, NULL, 0) == pid);
+}
+
+static struct detect *begin(const struct dray_config *cfg)
+{
+	struct detect *d;
+	struct dray_err err = DRAY_ERR_NULL;
+
+	log_fd = memfd_create("log", MFD_CLOEXEC);
+	CHECK(log_fd >= 0 && dup2(log_fd, STDERR_FILENO) >= 0);
+	CHECK(sd_event_new(&event) >= 0);
+	CHECK(detect_new(&d,
+			 &(struct detect_deps){ .event = event,
+						.cfg = cfg,
+						.changed = on_changed,
+						.cpus = on_cpus },
+			 &err) == 0);
+	RUN_UNTIL(changes == 1);
+	return d;
+}
+
+static void end(struct detect *d)
+{
+	detect_free(d);
+	sd_event_unref(event);
+}
+
+/* Nothing more can be opened. Returns the limit before. */
+static struct rlimit use_up_descriptors(void)
+{
+	struct rlimit before, low;
+	int spare = dup(0);
+
+	close(spare);
+	CHECK(getrlimit(RLIMIT_NOFILE, &before) == 0);
+	low = before;
+	low.rlim_cur = (rlim_t)spare;
+	CHECK(setrlimit(RLIMIT_NOFILE, &low) == 0);
+	return before;
 }
 
 /* Keeps the last scan, says so once, and scans again although no further event comes. */
 static void scans_fail(void)
 {
 	static struct dray_config cfg;
-	struct detect *d;
-	struct dray_err err = DRAY_ERR_NULL;
-	struct rlimit before, low;
-	int spare;
+	struct detect *d = begin(&cfg);
+	struct rlimit before = use_up_descriptors();
 
-	log_fd = memfd_create("log", MFD_CLOEXEC);
-	CHECK(log_fd >= 0 && dup2(log_fd, STDERR_FILENO) >= 0);
-	CHECK(sd_event_new(&event) >= 0);
-	CHECK(detect_new(
-		      &d,
-		      &(struct detect_deps){
-			      .event = event, .cfg = &cfg, .changed = on_changed, .cpus = on_cpus },
-		      &err) == 0);
-	RUN_UNTIL(changes == 1);
-	spare = dup(0);
-	close(spare);
-	CHECK(getrlimit(RLIMIT_NOFILE, &before) == 0);
-	low = before;
-	low.rlim_cur = (rlim_t)spare;
-	CHECK(setrlimit(RLIMIT_NOFILE, &low) == 0);
-	set_lo_up(&before);
+	run(&before, "ip link set lo up");
 	RUN_UNTIL(logged("keeping the last scan"));
 	CHECK(changes == 1 && !lo_up);
 	CHECK(setrlimit(RLIMIT_NOFILE, &before) == 0);
 	RUN_UNTIL(lo_up);
 	CHECK(logged("keeping the last scan") == 1 && logged("scanned again") == 1);
-	detect_free(d);
-	sd_event_unref(event);
+	end(d);
+}
+
+/* Many changes at once are a few lines and a number. */
+static void many_changes(void)
+{
+	static struct dray_config cfg;
+	struct detect *d = begin(&cfg);
+	struct rlimit limit;
+
+	CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+	run(&limit,
+	    "seq 60 | sed 's,.*,address add 127.0.1.&/8 dev lo,' | ip -batch - && ip link set lo up");
+	RUN_UNTIL(lo_up);
+	CHECK(logged("lo address 127.0.1.") + logged("lo down -> up") <= 20);
+	CHECK(logged("more changes") == 1);
+	end(d);
 }
 
 static void test_scans_fail(void **state)
@@ -102,10 +138,16 @@ static void test_scans_fail(void **state)
 	netns_run(scans_fail);
 }
 
+static void test_many_changes(void **state)
+{
+	netns_run(many_changes);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_scans_fail),
+		cmocka_unit_test(test_many_changes),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -23,6 +23,8 @@
 #define PAUSE_MAX_NS (200 * DRAY_NS_PER_MS)
 /* From a scan that has failed to the next one, if no event comes first. */
 #define AGAIN_NS DRAY_NS_PER_SEC
+/* Log lines about what one scan has found changed; an interface with all its addresses is a line for each. */
+#define CHANGES_LOGGED 20
 
 struct detect {
 	struct detect_deps deps;
@@ -32,7 +34,7 @@ struct detect {
 	sd_event_source *timer;     /* the end of a pause, or the next look at listening sockets */
 	bool of_events;             /* the look was begun by events */
 	bool pausing;
-	bool failing; /* the last scan failed, and the log says so */
+	bool failing;        /* the last scan failed, and the log says so */
 	struct nd_socket_counter counter;
 	struct dray_jobs *jobs;
 	bool search; /* the look reads the listening sockets in any case */
@@ -45,6 +47,8 @@ struct detect {
 	struct dray_cpu_limits limits;
 	int64_t quota_ns; /* when the CPU limit was last read, by either thread */
 	struct nd_scan *found;
+	struct dray_strv changed; /* lines about it; the first ones of n_changed */
+	size_t n_changed;
 	struct dray_err scan_why; /* the scan failed */
 	const char *scan_remedy;
 	bool listened; /* `listeners` is valid */
@@ -80,6 +84,15 @@ int detect_check_config(const struct dray_config *cfg, enum dray_config_key_id k
 	return key == DRAY_CONFIG_KEY_RDMA_GID_INDEX ? nd_scan_options_check(&options, reterr) : 0;
 }
 
+static void note_change(const char *line, void *arg)
+{
+	struct detect *d = arg;
+
+	/* without memory the line is one of those that are only counted */
+	if (d->n_changed++ < CHANGES_LOGGED)
+		(void)dray_strv_add(&d->changed, line, strlen(line));
+}
+
 static void scan_node(struct detect *d)
 {
 	struct nd_scan_options options = options_of(d->deps.cfg);
@@ -90,6 +103,9 @@ static void scan_node(struct detect *d)
 	if (r >= 0)
 		r = nd_monitor_follow(d->monitor, d->found);
 	d->again_ns = r < 0 ? dray_now().ns + AGAIN_NS : 0;
+	/* here, because it takes milliseconds where there are thousands of routes */
+	if (d->found && d->now)
+		nd_scan_diff(d->now, d->found, note_change, d);
 }
 
 /* The kernel reports a change once, so after a scan that failed no event may come. */
@@ -157,9 +173,14 @@ static void look(struct dray_job *j)
 
 /* --- control thread ---------------------------------------------------------------------------------- */
 
-static void log_change(const char *line, void *arg)
+static void log_changes(struct detect *d)
 {
-	log_info("detect", "%s", line);
+	for (size_t i = 0; i < d->changed.n; i++)
+		log_info("detect", "%s", d->changed.v[i]);
+	if (d->n_changed > d->changed.n)
+		log_info("detect", "and %zu more changes", d->n_changed - d->changed.n);
+	dray_strv_clear(&d->changed);
+	d->n_changed = 0;
 }
 
 static void log_notes(const struct nd_scan *old, const struct nd_scan *now)
@@ -200,7 +221,7 @@ static void take_scan(struct detect *d, struct nd_scan *now)
 	d->failing = false;
 	log_notes(old, now);
 	if (old)
-		nd_scan_diff(old, now, log_change, NULL);
+		log_changes(d);
 	else
 		log_first(now);
 	d->now = now;
@@ -326,6 +347,7 @@ static void release(struct detect *d)
 	nd_socket_counter_deinit(&d->counter);
 	nd_scan_free(d->now);
 	nd_scan_free(d->found);
+	dray_strv_clear(&d->changed);
 	nd_listeners_deinit(&d->listeners);
 	dray_cpu_limits_deinit(&d->limits);
 	free(d);
