@@ -35,6 +35,7 @@ struct detect {
 	bool of_events;             /* the look was begun by events */
 	bool pausing;
 	bool failing;        /* the last scan failed, and the log says so */
+	bool listen_failing; /* the same of the last read of the listening sockets */
 	struct nd_socket_counter counter;
 	struct dray_jobs *jobs;
 	bool search; /* the look reads the listening sockets in any case */
@@ -267,6 +268,21 @@ static void report_failure(struct detect *d)
 	d->failing = true;
 }
 
+/* Once until a read succeeds. */
+static void report_listeners(struct detect *d)
+{
+	if (d->listen_why.code && !d->listen_failing)
+		log_warning("detect",
+			    "listening sockets: %s; keeping the last list, trying again every "
+			    "segment.listen_interval; if this kernel lacks INET_DIAG, set that to "
+			    "0 and name the segments of this node in segment.known",
+			    d->listen_why.msg);
+	if (d->listened && d->listen_failing)
+		log_info("detect", "listening sockets have been read again");
+	if (d->listened || d->listen_why.code)
+		d->listen_failing = !d->listened;
+}
+
 /* Pauses after events as long as the look took, so that a storm of them takes half a CPU at most. */
 static void handle_look(struct dray_job *j)
 {
@@ -282,9 +298,7 @@ static void handle_look(struct dray_job *j)
 	if (d->found)
 		take_scan(d, dray_take(d->found));
 	report_cpus(d);
-	if (d->listen_why.code)
-		log_limited(DRAY_LOG_WARNING, "detect",
-			    "listening sockets: %s, keeping the last list", d->listen_why.msg);
+	report_listeners(d);
 	if (d->listened)
 		d->deps.listeners(d->deps.arg, &d->listeners);
 	nd_listeners_deinit(&d->listeners);
