@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import struct
@@ -244,8 +243,8 @@ class Pending(Generic[T]):
             fn = callbacks[0]
             if fn.__class__ is Waker:
                 fn.wake()
-                with contextlib.suppress(ValueError):
-                    callbacks.remove(fn)
+                if callbacks and callbacks[0] is fn:
+                    del callbacks[0]
                 continue
             del callbacks[0]
             try:
