@@ -345,25 +345,40 @@ void grant_expose(struct regions *r, dray_handle peer, dray_handle handle)
 		g->token->exposed = g->token->region->exposed = true;
 }
 
+static bool has_keys(const struct grant *g)
+{
+	return g->exposed && !g->fenced;
+}
+
+static bool is_live(const struct grant *g)
+{
+	return !is_over(g);
+}
+
+/* Those of peers, without a walk over the grants of other regions. */
+static void each_of_region(struct regions *r, dray_handle handle, bool (*is)(const struct grant *g),
+			   void (*fn)(void *arg, const struct grant_view *grant), void *arg)
+{
+	struct region *region = dray_handles_get(&r->regions, handle);
+
+	if (!region)
+		return;
+	dray_list_for_each(&region->tokens, t, struct token, link)
+		dray_list_for_each(&t->grants, g, struct grant, token_link)
+			if (g->view.peer != MOONCAKE_PEER && is(g))
+				fn(arg, &g->view);
+}
+
 void grants_of_region(struct regions *r, dray_handle region,
 		      void (*fn)(void *arg, const struct grant_view *grant), void *arg)
 {
-	struct grant *g;
-
-	for (uint32_t at = 0; (g = dray_handles_next(&r->grants, &at, NULL));)
-		if (g->view.region == region && g->view.peer != MOONCAKE_PEER && !is_over(g))
-			fn(arg, &g->view);
+	each_of_region(r, region, is_live, fn, arg);
 }
 
 void grants_with_keys(struct regions *r, dray_handle region,
 		      void (*fn)(void *arg, const struct grant_view *grant), void *arg)
 {
-	struct grant *g;
-
-	for (uint32_t at = 0; (g = dray_handles_next(&r->grants, &at, NULL));)
-		if (g->exposed && !g->fenced && g->view.region == region &&
-		    g->view.peer != MOONCAKE_PEER)
-			fn(arg, &g->view);
+	each_of_region(r, region, has_keys, fn, arg);
 }
 
 uint32_t grants_total(struct regions *r)
