@@ -270,8 +270,9 @@ struct rails {
 	uint64_t lost_total, fallbacks_total, registration_failures;
 	uint64_t n_mrs, mr_bytes, n_serving;
 	uint64_t window_bytes, last_window;
-	bool deciding;  /* decide_job is under way */
-	bool undecided; /* a region may be: decide_job looks for those */
+	bool deciding;              /* decide_job is under way */
+	bool decide_all;            /* it looks at all regions, else at these: */
+	struct dray_list to_decide; /* struct rail_region */
 	struct dray_job decide_job;
 };
 
@@ -415,8 +416,8 @@ void rail_regions_publish(struct rails *r, const struct registration *g);
 void rail_regions_check(struct rails *r);
 /* The device is closed, and will be freed: key sets that are still in use name it no longer. */
 void rail_regions_device_closed(struct device *d);
-/* Rails or registrations have changed: decides which regions are usable, and which importers need windows. */
-void rail_regions_decide(struct rails *r);
+/* This registration, or rails (NULL), have changed: decides which regions are usable, and which importers need windows. */
+void rail_regions_decide(struct rails *r, const struct registration *g);
 void rail_regions_free(struct rails *r);
 /* From now on the memory of regions is registered for queue pairs to engines, too. */
 void rail_regions_for_engines(struct rails *r);

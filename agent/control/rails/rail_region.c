@@ -41,7 +41,8 @@ struct key_set {
 
 struct rail_region {
 	struct dray_list link;
-	struct dray_list wait_link; /* on registration->waiting or rails->unheld while it waits */
+	struct dray_list wait_link;   /* on registration->waiting or rails->unheld while it waits */
+	struct dray_list decide_link; /* on rails->to_decide */
 	struct rails *rails;
 	dray_handle handle; /* 0: staging memory or a window */
 	struct dray_map_node by_handle;
@@ -81,12 +82,6 @@ static struct rail_region *region_get(struct rails *r, dray_handle handle)
 }
 
 static void region_check(struct rail_region *region);
-
-static void set_undecided(struct rail_region *region, bool undecided)
-{
-	region->undecided = undecided;
-	region->rails->undecided |= undecided;
-}
 
 /*
  * How far the registration of the region with the device is: the state of the first part that is not ready. MRS_DROPPING:
@@ -312,7 +307,7 @@ static void want_windows(struct rail_region *region)
 {
 	struct rails *r = region->rails;
 
-	set_undecided(region, is_pending(r, region));
+	region->undecided = is_pending(r, region);
 	if (!region->undecided)
 		grants_of_region(r->deps.regions, region->handle, want_window, r);
 }
@@ -346,7 +341,7 @@ static void publish_twin(struct rail_region *twin)
 	struct rails *r = twin->rails;
 	struct rail_keys *keys = twin->keys ? rail_keys_ref(twin->keys) : NULL;
 
-	set_undecided(twin, !keys && !twin->removing && is_pending(r, twin));
+	twin->undecided = !keys && !twin->removing && is_pending(r, twin);
 	if (!keys && !twin->removing && !twin->undecided)
 		keys = rail_keys_new(0);
 	for (unsigned i = 0; i < r->deps.pool->n; i++)
@@ -417,7 +412,7 @@ unsigned rails_grant_keys(struct rails *r, dray_handle peer, dray_handle grant, 
 	if (!g || n || !region_is_gpu(r->deps.regions, g->region))
 		return n;
 	if (region && is_pending(r, region))
-		set_undecided(region, true);
+		region->undecided = true;
 	else
 		window_want(r, peer);
 	return 0;
@@ -540,6 +535,7 @@ static void region_check(struct rail_region *region)
 		return;
 	}
 	dray_list_del(&region->wait_link);
+	dray_list_del(&region->decide_link);
 	dray_list_del(&region->link);
 	dray_map_del(&r->regions_by_handle, &region->by_handle);
 	free(region);
@@ -564,6 +560,8 @@ static bool is_registrable(const struct region_view *view, const struct region_d
 }
 
 static void twin_make(struct rail_region *region);
+static void decide_later(struct rail_region *region);
+static void decide_start(struct rails *r);
 
 /* like: initial values. dmabufs: of each extent, or NULL. Returns NULL without memory. */
 static struct rail_region *add(struct rails *r, const struct rail_region *like,
@@ -578,6 +576,7 @@ static struct rail_region *add(struct rails *r, const struct rail_region *like,
 	region->rails = r;
 	dray_list_init(&region->sets);
 	dray_list_init(&region->wait_link);
+	dray_list_init(&region->decide_link);
 	for (uint32_t i = 0; i < n; i++) {
 		struct registration *g = registration_get(r, v[i].base, v[i].length, access,
 							  dmabufs ? &dmabufs[i] : NULL,
@@ -609,8 +608,8 @@ static struct rail_region *add(struct rails *r, const struct rail_region *like,
 		parts_make(region);
 	publish(region);
 	if (region->announce) {
-		r->undecided = true;
-		rail_regions_decide(r);
+		decide_later(region);
+		decide_start(r);
 	}
 	if (r->engines && !region->twin_of)
 		twin_make(region);
@@ -838,59 +837,69 @@ static bool is_usable(struct rails *r, const struct rail_region *region)
 	return false;
 }
 
-static struct rail_region *next_decided(struct rails *r)
+/* A device has registered it, or none will. May free the region. */
+static void announce(struct rail_region *region)
 {
-	dray_list_for_each(&r->regions, region, struct rail_region, link)
-		if (region->announce && !region->removing && !is_pending(r, region))
-			return region;
-	return NULL;
+	struct rails *r = region->rails;
+	char why[REASON_MAX + ND_DEVICE_NAME_MAX + 64];
+
+	region->announce = false;
+	rails_region_text(r, region->handle, why, sizeof(why));
+	if (!*why)
+		explain_no_device(r, why, sizeof(why));
+	region_registered(r->deps.regions, region->handle, is_usable(r, region), why);
 }
 
-static bool any_undecided(const struct rails *r)
-{
-	dray_list_for_each(&r->regions, region, const struct rail_region, link)
-		if ((region->undecided || region->announce) && !region->removing)
-			return true;
-	return false;
-}
-
+/* May free the region. */
 static void decide(struct rail_region *region)
 {
-	if (!region->twin_of)
-		want_windows(region);
-	else if (!is_pending(region->rails, region))
+	if (region->removing || is_pending(region->rails, region))
+		return;
+	if (region->undecided && region->twin_of)
 		publish_twin(region);
+	else if (region->undecided)
+		want_windows(region);
+	if (region->announce)
+		announce(region);
 }
 
-/* region_registered() may remove regions, so the list is searched again after each. */
+static void decide_later(struct rail_region *region)
+{
+	if (region->undecided || region->announce)
+		dray_list_move(&region->rails->to_decide, &region->decide_link);
+}
+
+/* Each region is taken from the list on its own, because region_registered() may remove others. */
 static void decide_done(struct dray_job *j)
 {
 	struct rails *r = dray_container_of(j, struct rails, decide_job);
 	struct rail_region *region;
-	char why[REASON_MAX + ND_DEVICE_NAME_MAX + 64];
 
 	r->deciding = false;
-	if (!r->undecided)
-		return;
-	dray_list_for_each(&r->regions, it, struct rail_region, link)
-		if (it->undecided && !it->removing)
-			decide(it);
-	while ((region = next_decided(r))) {
-		region->announce = false;
-		rails_region_text(r, region->handle, why, sizeof(why));
-		if (!*why)
-			explain_no_device(r, why, sizeof(why));
-		region_registered(r->deps.regions, region->handle, is_usable(r, region), why);
-	}
-	r->undecided = any_undecided(r);
+	if (r->decide_all)
+		dray_list_for_each(&r->regions, it, struct rail_region, link)
+			decide_later(it);
+	r->decide_all = false;
+	while ((region = dray_list_pop(&r->to_decide, struct rail_region, decide_link)))
+		decide(region);
 }
 
-void rail_regions_decide(struct rails *r)
+static void decide_start(struct rails *r)
 {
 	if (r->deciding)
 		return;
 	r->deciding = true;
 	dray_jobs_finish(r->registrar, &r->decide_job, decide_done);
+}
+
+void rail_regions_decide(struct rails *r, const struct registration *g)
+{
+	if (g)
+		dray_list_for_each(&g->parts, p, struct part, link)
+			decide_later(p->region);
+	else
+		r->decide_all = true;
+	decide_start(r);
 }
 
 void rail_regions_free(struct rails *r)

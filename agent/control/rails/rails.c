@@ -120,7 +120,7 @@ void rail_event(struct rail *rail, enum rail_event e, const char *why, ...)
 			 rail_state_name(old), rail_state_name(s.state), rail_event_name(e),
 			 rail->reason, rail->device_name, rail->port);
 	rail_actions(rail, s.actions);
-	rail_regions_decide(rail->rails);
+	rail_regions_decide(rail->rails, NULL);
 	guests_changed(rail->rails);
 }
 
@@ -274,7 +274,7 @@ void rails_follow(struct rails *r, struct nd_scan *scan)
 		rail_follow(r->v[i]);
 	/* routes may have changed */
 	paths_refresh(r, !alike);
-	rail_regions_decide(r);
+	rail_regions_decide(r, NULL);
 	guests_changed(r);
 }
 
@@ -347,6 +347,7 @@ int rails_new(struct rails **ret, const struct rails_deps *deps, struct dray_err
 	dray_map_init(&r->shared);
 	dray_list_init(&r->renewals);
 	dray_list_init(&r->unheld);
+	dray_list_init(&r->to_decide);
 	dray_list_init(&r->windows);
 	dray_list_init(&r->guests.v);
 	dray_list_init(&r->guests.ranges);

@@ -245,7 +245,7 @@ static void make_done(struct dray_job *j)
 	if (g->use == REGISTRATION_FOR_GUESTS)
 		guests_changed(r);
 	rail_regions_publish(r, g);
-	rail_regions_decide(r);
+	rail_regions_decide(r, g);
 	device_check(m->device);
 }
 
