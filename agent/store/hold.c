@@ -215,7 +215,8 @@ static struct hold *pin_new(struct store_user *u, struct store_member *m, struct
 }
 
 static struct dmsg_store_result pin(struct store_user *u, struct store_member *m,
-				    struct store_key key, struct turns_share *share)
+				    struct store_key key, struct turns_share *share,
+				    struct store_effort *e)
 {
 	struct store_object *o = item_find(m->space, key);
 	struct hold *h = pin_find(u, m, key);
@@ -226,7 +227,7 @@ static struct dmsg_store_result pin(struct store_user *u, struct store_member *m
 	r.length = object_bytes(o);
 	r.tier = (uint16_t)item_tier(o);
 	/* without memory the object may be gone afterwards */
-	r.status = item_fetch(o, share);
+	r.status = item_fetch(o, share, e);
 	if (r.status == DMSG_STORE_STATUS_BUSY)
 		r.wait_ms = u->store->cfg.retry_ms;
 	if (r.status)
@@ -246,19 +247,22 @@ static struct dmsg_store_result pin(struct store_user *u, struct store_member *m
 	return r;
 }
 
-void store_pin(struct store_user *u, struct store_member *m, const struct store_key *keys,
-	       uint32_t n, struct dmsg_store_result *ret)
+uint32_t store_pin(struct store_user *u, struct store_member *m, const struct store_key *keys,
+		   uint32_t n, struct dmsg_store_result *ret)
 {
 	struct turns_share share = { .n = 0 };
+	struct store_effort e = { .done = 0 };
 
 	for (uint32_t i = 0; i < n; i++) {
+		e.of_key = 0;
 		/* for each key, because one may evict thousands of objects */
 		pthread_mutex_lock(&u->store->lock);
-		ret[i] = pin(u, m, keys[i], &share);
+		ret[i] = pin(u, m, keys[i], &share, &e);
 		trace(m->space, STORE_PIN, keys[i], ret[i].length, 0,
 		      (enum dmsg_store_status)ret[i].status, (enum dmsg_store_tier)ret[i].tier);
 		pthread_mutex_unlock(&u->store->lock);
 	}
+	return e.done;
 }
 
 void store_unpin(struct store_user *u, struct store_member *m, const struct store_key *keys,
@@ -313,7 +317,7 @@ static int file_give(struct store_user *u, struct store_member *m, struct segmen
 
 static struct dmsg_store_place read_one(struct store_user *u, struct store_member *m,
 					struct store_key key, struct store_files *files,
-					struct turns_share *share)
+					struct turns_share *share, struct store_effort *e)
 {
 	struct store_object *o = item_find(m->space, key);
 	struct dmsg_store_place p = { .status = DMSG_STORE_STATUS_NOT_FOUND,
@@ -321,14 +325,14 @@ static struct dmsg_store_place read_one(struct store_user *u, struct store_membe
 	struct segment *g;
 	struct hold *h;
 
-	item_count(m->space, o);
+	item_count(m->space, item_tier(o));
 	if (!o)
 		return p;
 	p.status = DMSG_STORE_STATUS_BUSY;
 	p.wait_ms = u->store->cfg.retry_ms;
 	/* the answer does not wait for the disk, and without memory the object may be gone */
 	if (!o->resident || o->loading || o->unread) {
-		item_fetch(o, share);
+		item_fetch(o, share, e);
 		return p;
 	}
 	policy_use(m->space->policy, &o->policy);
@@ -359,19 +363,22 @@ static void trace_read(struct store_space *sp, struct store_key key,
 	trace_object(sp, STORE_READ, key, o, (enum dmsg_store_status)p->status, item_tier(o));
 }
 
-void store_read(struct store_user *u, struct store_member *m, const struct store_key *keys,
-		uint32_t n, struct dmsg_store_place *ret, struct store_files *files)
+uint32_t store_read(struct store_user *u, struct store_member *m, const struct store_key *keys,
+		    uint32_t n, struct dmsg_store_place *ret, struct store_files *files)
 {
 	struct turns_share share = { .n = 0 };
+	struct store_effort e = { .done = 0 };
 
 	files->n = 0;
 	for (uint32_t i = 0; i < n; i++) {
+		e.of_key = 0;
 		/* as in store_pin() */
 		pthread_mutex_lock(&u->store->lock);
-		ret[i] = read_one(u, m, keys[i], files, &share);
+		ret[i] = read_one(u, m, keys[i], files, &share, &e);
 		trace_read(m->space, keys[i], &ret[i]);
 		pthread_mutex_unlock(&u->store->lock);
 	}
+	return e.done;
 }
 
 uint32_t store_release(struct store_user *u, const struct dray_vec *leases, bool files_lost)

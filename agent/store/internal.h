@@ -24,8 +24,8 @@
 #define SUM_HERE (64ull << 10)
 /* Lists of free extents: four for each power of two. */
 #define FREE_CLASSES 124
-/* Objects that one PUT evicts for one key. */
-#define EVICTED_AT_ONCE 4096
+/* Objects that are evicted for one key. */
+#define EVICTED_BY_KEY (2 * STORE_EVICTED_AT_ONCE)
 
 /* A part of a segment: an object, or free. Parts are linked in the order of their places, without gaps. */
 struct extent {
@@ -277,8 +277,8 @@ bool memory_grow(struct store_space *sp, uint32_t n);
 bool memory_shrink(struct store_space *sp);
 /* One that is being cleared, else the one with the fewest objects; nobody holds any of them, and no user has it. NULL: there is none. */
 struct segment *memory_clearable(struct store_space *sp);
-/* Evicts its objects, at most EVICTED_AT_ONCE: nothing is placed where they were until all have gone. */
-void memory_clear(struct segment *g);
+/* Evicts its objects, as many as the effort allows: nothing is placed where they were until all have gone. */
+void memory_clear(struct segment *g, struct store_effort *effort);
 /* Segment g has one more user, of this member. False: its owner keeps as much as it may. */
 bool memory_keep(struct segment *g, struct store_member *m);
 void memory_unkeep(struct segment *g);
@@ -318,7 +318,18 @@ void item_leave_memory(struct store_object *o, bool evicted);
  * the batch it is read for.
  * not_found: there was no memory, and the object is freed unless it is held.
  */
-enum dmsg_store_status item_fetch(struct store_object *o, struct turns_share *share);
+enum dmsg_store_status item_fetch(struct store_object *o, struct turns_share *share,
+				  struct store_effort *e);
+/* One more eviction is allowed, and counted. */
+static inline bool effort_evicts(struct store_effort *e)
+{
+	e->more = e->done >= (e->max ? e->max : STORE_EVICTED_AT_ONCE);
+	if (e->more)
+		return false;
+	e->done++;
+	return true;
+}
+
 /*
  * A live object that is only on disk gets a place in memory and is read, if there is room without an eviction. not_tried: there is
  * none; busy: too much is being read; too_large: its owner has none; not_found: there was no memory, and the object is freed.
@@ -328,8 +339,8 @@ enum dmsg_store_status item_load_spare(struct store_object *o, struct turns_shar
 void item_own(struct store_object *o);
 /* Where its bytes are. NULL: nowhere. */
 enum dmsg_store_tier item_tier(const struct store_object *o);
-/* GET and READ: a key was found, or not (NULL). Before item_fetch(). */
-void item_count(struct store_space *sp, const struct store_object *o);
+/* GET and READ: a key was found there before item_fetch(), or nowhere. */
+void item_count(struct store_space *sp, enum dmsg_store_tier tier);
 /* Holds the object for a GET, until store_get_end(). */
 enum dmsg_store_status item_get(struct store_object *o, struct store_wait *w, struct store_get *g);
 /* A GET of the batch does not wait for its object any more. */

@@ -208,7 +208,7 @@ static void lend_one(struct store_loan *l, struct store_space *sp, struct store_
 	}
 	l->n_loads += !o->resident;
 	if (l->hold && item_tier(o) == DMSG_STORE_TIER_DISK) {
-		g->status = item_fetch(o, &l->wait.share);
+		g->status = item_fetch(o, &l->wait.share, &l->wait.effort);
 		if (!g->status)
 			g->status = DMSG_STORE_STATUS_BUSY;
 		return;

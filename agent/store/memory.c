@@ -467,10 +467,10 @@ struct segment *memory_clearable(struct store_space *sp)
 	return best;
 }
 
-void memory_clear(struct segment *g)
+void memory_clear(struct segment *g, struct store_effort *effort)
 {
 	g->closed = true;
-	for (unsigned n = 0; n < EVICTED_AT_ONCE && g->objects; n++) {
+	while (g->objects && effort_evicts(effort)) {
 		struct extent *e = g->first;
 
 		while (e->is_free)

@@ -302,7 +302,7 @@ static struct segment *largest_clearable(struct store_space *sp)
  * No memory is left for a new segment. One without objects moves to the name space. If the name space has less than half of
  * what the largest one has that has no objects in use in some segment, that one evicts for it.
  */
-static void memory_claim(struct store_space *sp)
+static void memory_claim(struct store_space *sp, struct store_effort *e)
 {
 	struct segment *g;
 
@@ -312,32 +312,42 @@ static void memory_claim(struct store_space *sp)
 	g = largest_clearable(sp);
 	if (!sp->store->cfg.evict || !g || sp->memory >= g->space->memory / 2)
 		return;
-	memory_clear(g);
+	memory_clear(g, e);
 	if (!g->objects)
 		memory_shrink(g->space);
 }
 
-/* A place for n granules. The thread of the store gives memory back, so that busy is no end. */
-static bool place(struct store_space *sp, struct store_object *o, uint32_t n, bool may_evict)
+/* One more for a key. */
+static bool key_evicts(struct store_effort *e)
+{
+	if (e->of_key >= EVICTED_BY_KEY || !effort_evicts(e))
+		return false;
+	e->of_key++;
+	return true;
+}
+
+/* A place for n granules. e NULL: without evictions. The thread of the store gives memory back, so that busy is no end. */
+static bool place(struct store_space *sp, struct store_object *o, uint32_t n,
+		  struct store_effort *e)
 {
 	bool claimed = false;
 
-	for (unsigned i = 0; i < EVICTED_AT_ONCE; i++) {
-		if (memory_alloc(sp, o, n) || (memory_grow(sp, n) && memory_alloc(sp, o, n)))
-			return true;
-		if (!may_evict)
+	while (!memory_alloc(sp, o, n) && !(memory_grow(sp, n) && memory_alloc(sp, o, n))) {
+		if (!e)
 			return false;
 		/* what another try has claimed may still be on its way */
 		if (!claimed && !sp->store->leaving)
-			memory_claim(sp);
+			memory_claim(sp, e);
 		claimed = true;
+		if (sp->store->cfg.evict && !key_evicts(e))
+			return false;
 		if (!sp->store->cfg.evict || !item_evict(sp)) {
 			/* empty segments of its own may be too small */
 			memory_shrink(sp);
 			return false;
 		}
 	}
-	return false;
+	return true;
 }
 
 /*
@@ -366,43 +376,48 @@ static bool object_evict(struct store_space *sp)
 	return e;
 }
 
-/* Counts the bytes at the owner; evicts what it has in this name space, if that is allowed. */
-static bool charge(struct store_member *m, uint64_t bytes, bool may_evict)
+/* Counts the bytes at the owner; evicts what it has in this name space, if e is not NULL. */
+static bool charge(struct store_member *m, uint64_t bytes, struct store_effort *e)
 {
 	struct dray_err err = DRAY_ERR_NULL;
 
-	for (unsigned i = 0; i < EVICTED_AT_ONCE; i++) {
-		if (budget_try(&m->account->budget, RESOURCE_STORE_BYTES, bytes))
-			return true;
-		if (!may_evict || !m->space->store->cfg.evict ||
-		    !may_gain(m, RESOURCE_STORE_BYTES) || !item_evict(m->space))
-			break;
+	while (!budget_try(&m->account->budget, RESOURCE_STORE_BYTES, bytes)) {
+		bool may_evict = e && m->space->store->cfg.evict &&
+				 may_gain(m, RESOURCE_STORE_BYTES);
+
+		if (may_evict && key_evicts(e) && item_evict(m->space))
+			continue;
+		if (may_evict && e->more)
+			return false;
+		/* which counts the refusal */
+		return budget_take(&m->account->budget, RESOURCE_STORE_BYTES, bytes, &err) == 0;
 	}
-	/* which counts the refusal */
-	return budget_take(&m->account->budget, RESOURCE_STORE_BYTES, bytes, &err) == 0;
+	return true;
 }
 
 /*
  * Counts one more object at the owner; evicts others. In a shared name space the victims may be of other owners and give it no room: few
  * of those go for each PUT. An owner above its share, as after a restart, gets below it PUT by PUT.
  */
-static bool charge_object(struct store_member *m)
+static bool charge_object(struct store_member *m, struct store_effort *e)
 {
 	struct budget_account *a = &m->account->budget;
 	struct dray_err err = DRAY_ERR_NULL;
-	unsigned own = 0, vain = 0;
+	unsigned own = 0;
 
 	while (!budget_try(a, RESOURCE_STORE_OBJECTS, 1)) {
 		uint64_t had = atomic_load(&a->of[RESOURCE_STORE_OBJECTS].used);
 		int64_t left = budget_left(a, RESOURCE_STORE_OBJECTS);
 
-		if (own + vain >= EVICTED_AT_ONCE || vain == VAIN_MAX ||
-		    !m->space->store->cfg.evict || !may_gain(m, RESOURCE_STORE_OBJECTS) ||
-		    !object_evict(m->space))
+		bool may_evict = e->vain < VAIN_MAX && m->space->store->cfg.evict &&
+				 may_gain(m, RESOURCE_STORE_OBJECTS);
+
+		if (!may_evict || !key_evicts(e) || !object_evict(m->space))
 			/* which counts the refusal */
-			return budget_take(a, RESOURCE_STORE_OBJECTS, 1, &err) == 0;
+			return !(may_evict && e->more) &&
+			       budget_take(a, RESOURCE_STORE_OBJECTS, 1, &err) == 0;
 		own += atomic_load(&a->of[RESOURCE_STORE_OBJECTS].used) < had;
-		vain += budget_left(a, RESOURCE_STORE_OBJECTS) <= left;
+		e->vain += budget_left(a, RESOURCE_STORE_OBJECTS) <= left;
 		if (own == 2 && left < 0 && budget_restore(a, RESOURCE_STORE_OBJECTS, 1))
 			return true;
 	}
@@ -413,7 +428,7 @@ static bool charge_object(struct store_member *m)
  * The same for a copy of another agent's object, which must not cost one on disk: at most it takes the place of one that its owner has in
  * memory alone. False: it is not counted, and ends with its GET.
  */
-static bool charge_copy(struct store_member *m)
+static bool charge_copy(struct store_member *m, struct store_effort *effort)
 {
 	struct budget_account *a = &m->account->budget;
 	struct policy_entry *e;
@@ -423,7 +438,7 @@ static bool charge_copy(struct store_member *m)
 		return true;
 	e = m->space->store->cfg.evict ? policy_victim(m->space->policy) : NULL;
 	o = e ? dray_container_of(e, struct store_object, policy) : NULL;
-	if (!o || is_on_disk(o) || o->member != m)
+	if (!o || is_on_disk(o) || o->member != m || !effort_evicts(effort))
 		return false;
 	item_remove(o, true);
 	return budget_try(a, RESOURCE_STORE_OBJECTS, 1);
@@ -449,11 +464,11 @@ enum put_kind {
 
 /* The share of a new object of its owner. */
 static bool charge_new(struct store_member *m, uint64_t bytes, enum put_kind kind,
-		       bool *ret_counted)
+		       struct store_effort *e, bool *ret_counted)
 {
-	if (!charge(m, bytes, true))
+	if (!charge(m, bytes, e))
 		return false;
-	*ret_counted = kind == PUT_COPY ? charge_copy(m) : charge_object(m);
+	*ret_counted = kind == PUT_COPY ? charge_copy(m, e) : charge_object(m, e);
 	if (*ret_counted || kind == PUT_COPY)
 		return true;
 	budget_put(&m->account->budget, RESOURCE_STORE_BYTES, bytes);
@@ -467,7 +482,7 @@ static bool goes_elsewhere(enum put_kind kind)
 
 static enum dmsg_store_status put_begin(struct store_member *m, struct store_key key,
 					uint64_t bytes, uint32_t cost_us, enum put_kind kind,
-					struct store_object **ret)
+					struct store_effort *e, struct store_object **ret)
 {
 	struct store_space *sp = m->space;
 	uint32_t h = item_hash(sp, key);
@@ -484,10 +499,10 @@ static enum dmsg_store_status put_begin(struct store_member *m, struct store_key
 	if (bytes > sp->store->cfg.bytes || bytes > OBJECT_BYTES_MAX ||
 	    room(bytes) > budget_limit(&m->account->budget, RESOURCE_STORE_BYTES))
 		return DMSG_STORE_STATUS_TOO_LARGE;
-	if (!charge_new(m, room(bytes), kind, &counted))
+	if (!charge_new(m, room(bytes), kind, e, &counted))
 		return DMSG_STORE_STATUS_BUSY;
 	o = item_new(sp->store, key);
-	if (!o || !place(sp, o, granules(bytes), true)) {
+	if (!o || !place(sp, o, granules(bytes), e)) {
 		item_dealloc(sp->store, o);
 		budget_put(&m->account->budget, RESOURCE_STORE_OBJECTS, counted);
 		budget_put(&m->account->budget, RESOURCE_STORE_BYTES, room(bytes));
@@ -508,14 +523,14 @@ static enum dmsg_store_status put_begin(struct store_member *m, struct store_key
 
 static enum dmsg_store_status put_of_client(struct store_member *m, struct store_key key,
 					    uint64_t bytes, uint32_t cost_us, enum put_kind kind,
-					    struct store_object **ret)
+					    struct store_effort *e, struct store_object **ret)
 {
 	struct store *s = m->space->store;
 	enum dmsg_store_status status;
 
 	pthread_mutex_lock(&s->lock);
-	status = put_begin(m, key, bytes, cost_us, kind, ret);
-	if (status)
+	status = put_begin(m, key, bytes, cost_us, kind, e, ret);
+	if (status && !e->more)
 		trace(m->space, STORE_PUT, key, bytes, (float)cost_us, status,
 		      DMSG_STORE_TIER_NONE);
 	pthread_mutex_unlock(&s->lock);
@@ -523,26 +538,28 @@ static enum dmsg_store_status put_of_client(struct store_member *m, struct store
 }
 
 enum dmsg_store_status store_put_begin(struct store_member *m, struct store_key key, uint64_t bytes,
-				       uint32_t cost_us, struct store_object **ret)
+				       uint32_t cost_us, struct store_effort *e,
+				       struct store_object **ret)
 {
-	return put_of_client(m, key, bytes, cost_us, PUT_OWN, ret);
+	return put_of_client(m, key, bytes, cost_us, PUT_OWN, e, ret);
 }
 
 enum dmsg_store_status store_forward_put(struct store_member *m, struct store_key key,
 					 uint64_t bytes, uint32_t cost_us, bool prefers,
-					 struct store_object **ret)
+					 struct store_effort *e, struct store_object **ret)
 {
-	return put_of_client(m, key, bytes, cost_us, prefers ? PUT_PREFER : PUT_FORWARD, ret);
+	return put_of_client(m, key, bytes, cost_us, prefers ? PUT_PREFER : PUT_FORWARD, e, ret);
 }
 
 enum dmsg_store_status store_copy_begin(struct store_member *m, struct store_key key,
-					uint64_t bytes, uint32_t cost_us, struct store_object **ret)
+					uint64_t bytes, uint32_t cost_us, struct store_effort *e,
+					struct store_object **ret)
 {
 	struct store *s = m->space->store;
 	enum dmsg_store_status status;
 
 	pthread_mutex_lock(&s->lock);
-	status = put_begin(m, key, bytes, cost_us, PUT_COPY, ret);
+	status = put_begin(m, key, bytes, cost_us, PUT_COPY, e, ret);
 	pthread_mutex_unlock(&s->lock);
 	return status;
 }
@@ -592,7 +609,8 @@ static enum dmsg_store_status keep_meets(struct store_object *o, uint64_t bytes,
 
 enum dmsg_store_status store_keep_begin(struct store_member *m, struct store_key key,
 					uint64_t bytes, uint32_t crc, uint32_t cost_us,
-					uint64_t *turn, struct store_object **ret)
+					uint64_t *turn, struct store_effort *e,
+					struct store_object **ret)
 {
 	struct store *s = m->space->store;
 	enum dmsg_store_status status = DMSG_STORE_STATUS_OK;
@@ -607,7 +625,7 @@ enum dmsg_store_status store_keep_begin(struct store_member *m, struct store_key
 	if (o)
 		status = keep_meets(o, bytes, crc);
 	if (!status)
-		status = put_begin(m, key, bytes, cost_us, PUT_KEPT, ret);
+		status = put_begin(m, key, bytes, cost_us, PUT_KEPT, e, ret);
 	pthread_mutex_unlock(&s->lock);
 	return status;
 }
@@ -706,14 +724,14 @@ static void read_begin(struct store_object *o, struct turns_share *share)
 	work_read(o, share);
 }
 
-static enum dmsg_store_status load(struct store_object *o, bool may_evict,
-				   struct turns_share *share)
+/* e NULL: without evictions. */
+static enum dmsg_store_status load(struct store_object *o, struct turns_share *share,
+				   struct store_effort *e)
 {
 	struct store_member *m = o->member;
 	struct store_space *sp = m->space;
 	uint64_t bytes = room(object_bytes(o));
-	enum dmsg_store_status no_room = may_evict ? DMSG_STORE_STATUS_BUSY :
-						     DMSG_STORE_STATUS_NOT_TRIED;
+	enum dmsg_store_status no_room = e ? DMSG_STORE_STATUS_BUSY : DMSG_STORE_STATUS_NOT_TRIED;
 
 	if (bytes > sp->store->cfg.bytes ||
 	    bytes > budget_limit(&m->account->budget, RESOURCE_STORE_BYTES))
@@ -721,9 +739,9 @@ static enum dmsg_store_status load(struct store_object *o, bool may_evict,
 	if (!may_load(m, bytes))
 		return DMSG_STORE_STATUS_BUSY;
 	/* without evictions another owner may have room */
-	if (!charge(m, bytes, may_evict))
-		return may_evict ? DMSG_STORE_STATUS_BUSY : DMSG_STORE_STATUS_TOO_LARGE;
-	if (!place(sp, o, granules(bytes), may_evict)) {
+	if (!charge(m, bytes, e))
+		return e ? DMSG_STORE_STATUS_BUSY : DMSG_STORE_STATUS_TOO_LARGE;
+	if (!place(sp, o, granules(bytes), e)) {
 		budget_put(&m->account->budget, RESOURCE_STORE_BYTES, bytes);
 		return no_room;
 	}
@@ -739,10 +757,11 @@ static enum dmsg_store_status load(struct store_object *o, bool may_evict,
 	return DMSG_STORE_STATUS_OK;
 }
 
-enum dmsg_store_status item_fetch(struct store_object *o, struct turns_share *share)
+enum dmsg_store_status item_fetch(struct store_object *o, struct turns_share *share,
+				  struct store_effort *e)
 {
 	if (!o->resident)
-		return load(o, true, share);
+		return load(o, share, e);
 	/* somebody holds its place */
 	if (o->unread)
 		read_begin(o, share);
@@ -751,7 +770,7 @@ enum dmsg_store_status item_fetch(struct store_object *o, struct turns_share *sh
 
 enum dmsg_store_status item_load_spare(struct store_object *o, struct turns_share *share)
 {
-	return load(o, false, share);
+	return load(o, share, NULL);
 }
 
 enum dmsg_store_tier item_tier(const struct store_object *o)
@@ -762,10 +781,8 @@ enum dmsg_store_tier item_tier(const struct store_object *o)
 							 DMSG_STORE_TIER_MEMORY;
 }
 
-void item_count(struct store_space *sp, const struct store_object *o)
+void item_count(struct store_space *sp, enum dmsg_store_tier tier)
 {
-	enum dmsg_store_tier tier = item_tier(o);
-
 	sp->hits += tier != DMSG_STORE_TIER_NONE;
 	sp->misses += tier == DMSG_STORE_TIER_NONE;
 	sp->disk_hits += tier == DMSG_STORE_TIER_DISK;
@@ -783,11 +800,11 @@ void wait_less(struct store_wait *w)
 enum dmsg_store_status item_get(struct store_object *o, struct store_wait *w, struct store_get *g)
 {
 	struct store_space *sp = o->member->space;
-	struct turns_share alone = { .n = 0 };
+	struct store_wait alone = { .pending = 0 };
 	enum dmsg_store_status status;
 
 	g->tier = item_tier(o);
-	status = item_fetch(o, w ? &w->share : &alone);
+	status = item_fetch(o, w ? &w->share : &alone.share, w ? &w->effort : &alone.effort);
 	if (status == DMSG_STORE_STATUS_NOT_FOUND)
 		g->tier = DMSG_STORE_TIER_NONE;
 	if (status)
@@ -811,15 +828,19 @@ enum dmsg_store_status store_get_begin(struct store_member *m, struct store_key 
 {
 	struct store *s = m->space->store;
 	enum dmsg_store_status status = DMSG_STORE_STATUS_NOT_FOUND;
+	enum dmsg_store_tier tier;
 	struct store_object *o;
 
 	pthread_mutex_lock(&s->lock);
 	o = item_find(m->space, key);
-	item_count(m->space, o);
+	tier = item_tier(o);
 	if (o)
 		status = item_get(o, w, ret);
-	trace_object(m->space, STORE_GET, key, status == DMSG_STORE_STATUS_NOT_FOUND ? NULL : o,
-		     status, ret->tier);
+	if (!status || !w || !w->effort.more) {
+		item_count(m->space, tier);
+		trace_object(m->space, STORE_GET, key,
+			     status == DMSG_STORE_STATUS_NOT_FOUND ? NULL : o, status, ret->tier);
+	}
 	pthread_mutex_unlock(&s->lock);
 	return status;
 }

@@ -107,14 +107,28 @@ struct store_key {
 };
 
 /*
+ * What a request may evict before it returns; zeroed: STORE_EVICTED_AT_ONCE. Evictions for a large object take long, so that a caller that
+ * other clients wait for divides them: at `max` a key is busy and `more` set, and the next try goes on if `done` and `more` are zeroed.
+ */
+struct store_effort {
+	uint32_t max;    /* evictions */
+	uint32_t done;   /* so far */
+	uint32_t of_key; /* those in all tries of one key, zeroed before the first */
+	uint32_t vain;   /* of these, for the number of objects, that gave its owner no room */
+	bool more;       /* what it has done is not enough */
+};
+#define STORE_EVICTED_AT_ONCE 4096
+
+/*
  * Room for an object: DMSG_STORE_STATUS_OK with *ret, which store_put_end() consumes. It may evict others of the name space.
  * cost_us: to compute it again; 0: unknown.
  */
 enum dmsg_store_status store_put_begin(struct store_member *m, struct store_key key, uint64_t bytes,
-				       uint32_t cost_us, struct store_object **ret);
+				       uint32_t cost_us, struct store_effort *e,
+				       struct store_object **ret);
 /* The same for a copy of an object that another agent has, for a GET. store_arrivals_add() consumes it, too. */
 enum dmsg_store_status store_copy_begin(struct store_member *m, struct store_key key,
-					uint64_t bytes, uint32_t cost_us,
+					uint64_t bytes, uint32_t cost_us, struct store_effort *e,
 					struct store_object **ret);
 /*
  * The same for an object of another agent that wants it to be kept here; store_keep_end() consumes it, too. EXISTS: an object with these bytes
@@ -124,7 +138,8 @@ enum dmsg_store_status store_copy_begin(struct store_member *m, struct store_key
  */
 enum dmsg_store_status store_keep_begin(struct store_member *m, struct store_key key,
 					uint64_t bytes, uint32_t crc, uint32_t cost_us,
-					uint64_t *turn, struct store_object **ret);
+					uint64_t *turn, struct store_effort *e,
+					struct store_object **ret);
 /* Its bytes are in place, and have this CRC-32C: it appears as after a PUT. */
 enum dmsg_store_status store_keep_end(struct store_object *o, uint32_t crc);
 /* The bytes are in place, and the object appears, unless there is one with its key now; or (done false) it is dropped. */
@@ -138,7 +153,7 @@ enum dmsg_store_status store_put_end(struct store_object *o, bool done);
 struct store_get;
 enum dmsg_store_status store_forward_put(struct store_member *m, struct store_key key,
 					 uint64_t bytes, uint32_t cost_us, bool prefers,
-					 struct store_object **ret);
+					 struct store_effort *e, struct store_object **ret);
 enum dmsg_store_status store_forward_begin(struct store_object *o, struct store_get *g);
 
 /* GETs of one batch whose objects are read from disk. Zeroed before the first one. */
@@ -146,7 +161,8 @@ struct store_wait {
 	uint32_t ready; /* 1: all are in memory; written by another thread */
 	uint32_t pending;
 	struct turns_share share; /* of the turns of the disk */
-	int64_t disk_ns;          /* when the last object was read from disk; 0: none was */
+	struct store_effort effort;
+	int64_t disk_ns; /* when the last object was read from disk; 0: none was */
 	void (*then)(
 		struct store_wait *w); /* runs when they are, under the store's lock; may be NULL */
 };
@@ -218,8 +234,9 @@ void store_exists(struct store_member *m, const struct store_key *keys, uint32_t
 		  struct dmsg_store_result *ret);
 void store_remove(struct store_member *m, const struct store_key *keys, uint32_t n,
 		  struct dmsg_store_result *ret);
-void store_pin(struct store_user *u, struct store_member *m, const struct store_key *keys,
-	       uint32_t n, struct dmsg_store_result *ret);
+/* Returns how many objects it has evicted. */
+uint32_t store_pin(struct store_user *u, struct store_member *m, const struct store_key *keys,
+		   uint32_t n, struct dmsg_store_result *ret);
 void store_unpin(struct store_user *u, struct store_member *m, const struct store_key *keys,
 		 uint32_t n, struct dmsg_store_result *ret);
 
@@ -229,8 +246,8 @@ struct store_files {
 	unsigned n;
 };
 /* Leases objects to be read in place. Without room for a descriptor (-EMFILE) an object answers busy. */
-void store_read(struct store_user *u, struct store_member *m, const struct store_key *keys,
-		uint32_t n, struct dmsg_store_place *ret, struct store_files *files);
+uint32_t store_read(struct store_user *u, struct store_member *m, const struct store_key *keys,
+		    uint32_t n, struct dmsg_store_place *ret, struct store_files *files);
 /* Leases that ended. files_lost: the user has not got all descriptors; each is given again. */
 uint32_t store_release(struct store_user *u, const struct dray_vec *leases, bool files_lost);
 

@@ -8,6 +8,7 @@
 #include "agent/model/quota.h"
 #include "agent/store/store.h"
 #include "tests/unit/cm.h"
+#include "tests/unit/store_puts.h"
 
 #define MIB (1ull << 20)
 

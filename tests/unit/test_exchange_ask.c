@@ -1236,7 +1236,7 @@ static void arrive(bool keep)
 	for (unsigned i = 0; i < 3; i++) {
 		struct store_object *o;
 
-		assert_int_equal(store_copy_begin(rig.member, keys[i], 5000, 3, &o), 0);
+		assert_int_equal(rig_copy_begin(rig.member, keys[i], 5000, 3, &o), 0);
 		at[i] = store_object_offset(o);
 		memset(base + at[i], 'x', 5000);
 		store_arrivals_add(a, o, 7, 7 + (i == 1), &gets[i]);
@@ -1266,11 +1266,11 @@ static void test_arrivals_stay(void **state)
 	struct store_object *o;
 
 	arrive(true);
-	assert_int_equal(store_copy_begin(rig.member, first_key, 5000, 3, &o),
+	assert_int_equal(rig_copy_begin(rig.member, first_key, 5000, 3, &o),
 			 DMSG_STORE_STATUS_EXISTS);
 	assert_int_equal(store_totals(rig.s.store).unsaved_objects, 0);
 	for (unsigned i = 0; i < 2; i++) {
-		assert_int_equal(store_put_begin(rig.member, first_key, 5000, 3, &o),
+		assert_int_equal(rig_put_begin(rig.member, first_key, 5000, 3, &o),
 				 DMSG_STORE_STATUS_EXISTS);
 		assert_int_equal(store_totals(rig.s.store).unsaved_objects, 1);
 	}

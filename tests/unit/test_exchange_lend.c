@@ -207,7 +207,7 @@ static void put(unsigned n, uint64_t bytes)
 {
 	struct store_object *o;
 
-	assert_int_equal(store_put_begin(rig.member, key_of(n), bytes, 77, &o), 0);
+	assert_int_equal(rig_put_begin(rig.member, key_of(n), bytes, 77, &o), 0);
 	memset(bytes_at(store_object_offset(o)), (int)n + 1, bytes);
 	assert_int_equal(store_put_end(o, true), 0);
 }

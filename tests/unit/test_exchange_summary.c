@@ -326,8 +326,8 @@ static void put_key(struct store_key key)
 	int r;
 
 	/* the first segment comes from another thread */
-	while ((r = (int)store_put_begin(rig.owner.member, key, 64, 0, &o)) ==
-	       DMSG_STORE_STATUS_BUSY)
+	while ((r = (int)store_put_begin(rig.owner.member, key, 64, 0, &(struct store_effort){ 0 },
+					 &o)) == DMSG_STORE_STATUS_BUSY)
 		assert_true(sd_event_run(rig.event, 1000) >= 0);
 	assert_int_equal(r, 0);
 	assert_int_equal(store_put_end(o, true), 0);

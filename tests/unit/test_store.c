@@ -68,7 +68,7 @@ static void put(struct model *m, unsigned k)
 	struct store_object *o;
 	char text[16];
 	enum dmsg_store_status status =
-		store_put_begin(m->m, key_of(text, k), n, (uint32_t)rand() % 1000, &o);
+		rig_put_begin(m->m, key_of(text, k), n, (uint32_t)rand() % 1000, &o);
 
 	if (status == DMSG_STORE_STATUS_EXISTS) {
 		assert_true(m->version[k]);
@@ -221,8 +221,7 @@ static void put_at(struct store_member *m, unsigned k, uint32_t cost_us)
 	struct store_object *o;
 	char text[16];
 
-	assert_int_equal(store_put_begin(m, key_of(text, k), 64, cost_us, &o),
-			 DMSG_STORE_STATUS_OK);
+	assert_int_equal(rig_put_begin(m, key_of(text, k), 64, cost_us, &o), DMSG_STORE_STATUS_OK);
 	assert_int_equal(store_put_end(o, true), DMSG_STORE_STATUS_OK);
 }
 
@@ -256,7 +255,7 @@ static void test_full_share_in_a_shared_name_space(void **state)
 	rig.budgets.of[RESOURCE_STORE_BYTES].owner_max =
 		rig.accounts[1].budget.of[RESOURCE_STORE_BYTES].used;
 	for (unsigned k = 0; k < 2; k++) {
-		assert_int_equal(store_put_begin(m[1], key_of(text, 1000), 64, 1, &o),
+		assert_int_equal(rig_put_begin(m[1], key_of(text, 1000), 64, 1, &o),
 				 DMSG_STORE_STATUS_BUSY);
 		assert_int_equal(store_totals(s).evictions, 0);
 		assert_int_equal(rig.budgets.of[RESOURCE_STORE_BYTES].refused, k + 1);
@@ -403,7 +402,7 @@ static struct store_get forward(struct store_member *m, const char *key, bool pr
 	struct store_get g = { .object = NULL };
 	struct store_object *o;
 
-	assert_int_equal(store_forward_put(m, k, 5000, 1, prefers, &o), DMSG_STORE_STATUS_OK);
+	assert_int_equal(rig_forward_put(m, k, 5000, 1, prefers, &o), DMSG_STORE_STATUS_OK);
 	assert_int_equal(store_forward_begin(o, &g), DMSG_STORE_STATUS_OK);
 	assert_non_null(g.object);
 	return g;
@@ -429,7 +428,7 @@ static void test_forward(void **state)
 
 	store_rig_user(&rig);
 	m = store_rig_join(&rig, "");
-	assert_int_equal(store_put_begin(m, put, 1, 1, &late), DMSG_STORE_STATUS_OK);
+	assert_int_equal(rig_put_begin(m, put, 1, 1, &late), DMSG_STORE_STATUS_OK);
 	g[0] = forward(m, "there", false);
 	g[1] = forward(m, "here", false);
 	g[2] = forward(m, "dropped", false);
@@ -438,7 +437,7 @@ static void test_forward(void **state)
 	assert_int_equal(store_evict(s, "", "t", 1, UINT64_MAX).objects, 0);
 	assert_int_equal(store_totals(s).unsaved_objects, 0);
 	/* another client puts one, and removes another one */
-	assert_int_equal(store_put_begin(m, put, 1, 1, &o), DMSG_STORE_STATUS_EXISTS);
+	assert_int_equal(rig_put_begin(m, put, 1, 1, &o), DMSG_STORE_STATUS_EXISTS);
 	store_remove(m, &gone, 1, &r);
 	/* one whose key came meanwhile */
 	assert_int_equal(store_forward_begin(late, &none), DMSG_STORE_STATUS_EXISTS);
@@ -473,11 +472,9 @@ static void test_forward_twice(void **state)
 	store_rig_user(&rig);
 	m = store_rig_join(&rig, "");
 	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(ends); i++) {
-		assert_int_equal(store_forward_put(m, key, 1, 1, false, &late),
-				 DMSG_STORE_STATUS_OK);
+		assert_int_equal(rig_forward_put(m, key, 1, 1, false, &late), DMSG_STORE_STATUS_OK);
 		g = forward(m, "key", false);
-		assert_int_equal(store_forward_put(m, key, 1, 1, false, &o),
-				 DMSG_STORE_STATUS_BUSY);
+		assert_int_equal(rig_forward_put(m, key, 1, 1, false, &o), DMSG_STORE_STATUS_BUSY);
 		/* the key came on its way meanwhile */
 		assert_int_equal(store_forward_begin(late, &none), DMSG_STORE_STATUS_BUSY);
 		assert_null(none.object);
@@ -486,11 +483,11 @@ static void test_forward_twice(void **state)
 	}
 	/* another client has put it here meanwhile */
 	g = forward(m, "key", false);
-	assert_int_equal(store_put_begin(m, key, 1, 1, &own), DMSG_STORE_STATUS_EXISTS);
-	assert_int_equal(store_forward_put(m, key, 1, 1, false, &o), DMSG_STORE_STATUS_EXISTS);
+	assert_int_equal(rig_put_begin(m, key, 1, 1, &own), DMSG_STORE_STATUS_EXISTS);
+	assert_int_equal(rig_forward_put(m, key, 1, 1, false, &o), DMSG_STORE_STATUS_EXISTS);
 	store_forward_end(&g, STORE_FORWARD_THERE);
 	assert_true(has(m, "key"));
-	assert_int_equal(store_forward_put(m, key, 1, 1, false, &o), DMSG_STORE_STATUS_EXISTS);
+	assert_int_equal(rig_forward_put(m, key, 1, 1, false, &o), DMSG_STORE_STATUS_EXISTS);
 	assert_int_equal(store_evict(s, "", "t", 1, UINT64_MAX).objects, 1);
 	assert_int_equal(store_totals(s).objects, 0);
 	store_rig_end(&rig);
@@ -522,10 +519,10 @@ static void test_forward_preferred(void **state)
 	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(cases); i++) {
 		bool second = cases[i].second;
 
-		assert_int_equal(store_forward_put(m, key, 1, 1, second, &late),
+		assert_int_equal(rig_forward_put(m, key, 1, 1, second, &late),
 				 DMSG_STORE_STATUS_OK);
 		g = forward(m, "key", cases[i].first);
-		assert_int_equal(store_forward_put(m, key, 1, 1, second, &o),
+		assert_int_equal(rig_forward_put(m, key, 1, 1, second, &o),
 				 DMSG_STORE_STATUS_EXISTS);
 		/* the key came on its way meanwhile */
 		assert_int_equal(store_forward_begin(late, &none), DMSG_STORE_STATUS_EXISTS);
@@ -593,7 +590,7 @@ static void test_objects_are_bounded(void **state)
 		if (evict)
 			put_at(m, OBJECTS, 1);
 		else
-			assert_int_equal(store_put_begin(m, key_of(text, OBJECTS), 1, 1, &o),
+			assert_int_equal(rig_put_begin(m, key_of(text, OBJECTS), 1, 1, &o),
 					 DMSG_STORE_STATUS_BUSY);
 		assert_int_equal(store_totals(s).objects, OBJECTS);
 		assert_int_equal(store_totals(s).evictions, evict);
@@ -603,7 +600,7 @@ static void test_objects_are_bounded(void **state)
 			assert_int_equal(r.status, DMSG_STORE_STATUS_OK);
 		}
 		/* one that is being written counts as well, and one whose PUT has failed does not */
-		assert_int_equal(store_put_begin(m, key_of(text, 1000), 1, 1, &o),
+		assert_int_equal(rig_put_begin(m, key_of(text, 1000), 1, 1, &o),
 				 DMSG_STORE_STATUS_OK);
 		assert_int_equal(all->used, OBJECTS - 1);
 		store_put_end(o, false);
@@ -614,7 +611,7 @@ static void test_objects_are_bounded(void **state)
 			key = key_of(text, k);
 			store_pin(rig.user, m, &key, 1, &r);
 		}
-		assert_int_equal(store_put_begin(m, key_of(text, 1002), 1, 1, &o),
+		assert_int_equal(rig_put_begin(m, key_of(text, 1002), 1, 1, &o),
 				 DMSG_STORE_STATUS_BUSY);
 		assert_int_equal(store_totals(s).objects, OBJECTS);
 		store_rig_end(&rig);
@@ -664,8 +661,7 @@ static void test_objects_of_others_stay(void **state)
 		put_at(theirs, k, 1);
 	for (unsigned k = 100; k < 200; k++)
 		put_at(mine, k, 1);
-	assert_int_equal(store_put_begin(mine, key_of(text, 200), 1, 1, &o),
-			 DMSG_STORE_STATUS_BUSY);
+	assert_int_equal(rig_put_begin(mine, key_of(text, 200), 1, 1, &o), DMSG_STORE_STATUS_BUSY);
 	assert_int_equal(store_totals(s).evictions, 16);
 	store_user_free(other);
 	store_rig_end(&rig);
@@ -790,7 +786,7 @@ static struct store_key put_bytes(struct store_member *m, char *text, unsigned k
 	struct store_key key = key_of(text, k);
 	struct store_object *o;
 
-	assert_int_equal(store_put_begin(m, key, bytes, 1, &o), DMSG_STORE_STATUS_OK);
+	assert_int_equal(rig_put_begin(m, key, bytes, 1, &o), DMSG_STORE_STATUS_OK);
 	assert_int_equal(store_put_end(o, true), DMSG_STORE_STATUS_OK);
 	return key;
 }
@@ -818,7 +814,7 @@ static void read_once(struct store_user *u, struct store_member *m, struct store
 static void keep_segments(struct store_user *u, struct store_member *m, enum keeping how,
 			  unsigned *k, uint64_t segment, uint64_t all)
 {
-	unsigned first = *k, n = how == KEEP_BY_NUMBER ? EVICTED_AT_ONCE + 1 : 1;
+	unsigned first = *k, n = how == KEEP_BY_NUMBER ? STORE_EVICTED_AT_ONCE + 1 : 1;
 	struct dmsg_store_result r;
 	struct store_key key;
 	char text[16];
@@ -870,7 +866,7 @@ static void test_memory_that_is_kept(void **state)
 		assert_true(store_totals(rig.store).memory + bytes > cfg.bytes);
 		/* memory arrives from the thread of the store */
 		for (unsigned i = 0; status == DMSG_STORE_STATUS_BUSY && i < 1000; i++) {
-			status = store_put_begin(mb, key_of(text, 0), bytes, 1, &o);
+			status = rig_put_begin(mb, key_of(text, 0), bytes, 1, &o);
 			if (status)
 				sd_event_run(rig.event, 1000);
 		}
@@ -902,10 +898,10 @@ static void test_kept_while_it_is_cleared(void **state)
 		put_bytes(m, text, k, 64);
 	g = memory_clearable(m->space);
 	assert_non_null(g);
-	memory_clear(g);
+	memory_clear(g, &(struct store_effort){ 0 });
 	assert_true(memory_keep(g, m));
 	m->space->evictions = 0;
-	put_bytes(m, text, 0, EVICTED_AT_ONCE * 64);
+	put_bytes(m, text, 0, STORE_EVICTED_AT_ONCE * 64);
 	assert_int_equal(m->space->evictions, 0);
 	memory_unkeep(g);
 	store_user_free(u);

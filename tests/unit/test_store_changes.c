@@ -53,12 +53,12 @@ static struct store_key key_of(const char *key)
 static enum dmsg_store_status put(struct store_member *m, const char *key, uint64_t bytes)
 {
 	struct store_object *o;
-	enum dmsg_store_status s = store_put_begin(m, key_of(key), bytes, 1, &o);
+	enum dmsg_store_status s = rig_put_begin(m, key_of(key), bytes, 1, &o);
 
 	/* a segment comes a moment later */
 	for (unsigned i = 0; s == DMSG_STORE_STATUS_BUSY && i < 100000; i++) {
 		sched_yield();
-		s = store_put_begin(m, key_of(key), bytes, 1, &o);
+		s = rig_put_begin(m, key_of(key), bytes, 1, &o);
 	}
 	return s ? s : store_put_end(o, true);
 }

@@ -1867,10 +1867,109 @@ static void test_keep_without_share(void **state)
 	assert_int_equal(store_totals(rig.store).objects, 0);
 }
 
+/* --- what requests evict ------------------------------------------------------------------------------ */
+
+/* Fills the store with the smallest objects. */
+static void fill(void)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+	struct store_member *m;
+	struct store_object *o;
+
+	/* its first request makes the session a user of the store */
+	unpin(1, "a");
+	told(DMSG_STORE_UNPIN_REPLY, 1, "N");
+	m = store_join(session()->store, (struct dray_str){ "kv", 2 }, &err);
+	assert_non_null(m);
+	for (uint32_t i = 0; !store_totals(rig.store).evictions; i++) {
+		struct store_key key = { (const uint8_t *)&i, sizeof(i) };
+
+		assert_int_equal(store_put_begin(m, key, 64, 1, &(struct store_effort){ 0 }, &o),
+				 DMSG_STORE_STATUS_OK);
+		assert_int_equal(store_put_end(o, true), DMSG_STORE_STATUS_OK);
+	}
+}
+
+#define PUT_KEYS 4
+#define PUT_RANGES 64 /* of each key, all the same */
+
+static void put(uint64_t id, dray_handle region)
+{
+	static uint8_t buf[DMSG_MESSAGE_MAX], ranges[PUT_KEYS * PUT_RANGES * DMSG_STORE_RANGE_SIZE];
+	uint8_t blob[2 * PUT_KEYS], items[PUT_KEYS * DMSG_STORE_ITEM_SIZE];
+	struct dmsg_store_put m = { .region = region,
+				    .space = { "kv", 2 },
+				    .keys = { blob, sizeof(blob) },
+				    .items = { items, PUT_KEYS },
+				    .ranges = { ranges, PUT_KEYS * PUT_RANGES } };
+	int n;
+
+	keys_blob(blob, "ABCD");
+	for (uint32_t i = 0; i < PUT_KEYS; i++)
+		dmsg_store_item_put(items + (size_t)i * DMSG_STORE_ITEM_SIZE,
+				    &(struct dmsg_store_item){ .ranges = PUT_RANGES });
+	for (uint32_t i = 0; i < PUT_KEYS * PUT_RANGES; i++)
+		dmsg_store_range_put(ranges + (size_t)i * DMSG_STORE_RANGE_SIZE,
+				     &(struct dmsg_store_range){ 0, 1024 });
+	n = dmsg_store_put_encode(buf, sizeof(buf), id, &m);
+	assert_true(n > 0);
+	assert_int_equal(send(rig.ring.clients[0], buf, (size_t)n, MSG_NOSIGNAL), n);
+}
+
+/* Large objects in the place of many small ones: other owners have their turns meanwhile. */
+static void test_put_evicts_in_turns(void **state)
+{
+	static uint8_t body[DMSG_MESSAGE_MAX];
+	struct dray_err err = DRAY_ERR_NULL;
+	struct dmsg_store_put_reply m;
+	struct dmsg_header h;
+	uint64_t before, all;
+
+	fill();
+	all = store_totals(rig.store).evictions;
+	put(2, rig.region);
+	while (!(h.type = receive(body, &h, false))) {
+		before = store_totals(rig.store).evictions;
+		worker_turn(rig.ring.worker, false);
+		assert_true(store_totals(rig.store).evictions - before <= 64);
+	}
+	assert_true(store_totals(rig.store).evictions - all >=
+		    PUT_KEYS * PUT_RANGES * 1024 / 64 / 2);
+	assert_int_equal(h.type, DMSG_STORE_PUT_REPLY);
+	assert_int_equal(h.request_id, 2);
+	assert_int_equal(dmsg_store_put_reply_decode(body, h.length, &m, &err), 0);
+	results_are(m.results, "KKKK");
+}
+
+static void test_put_of_a_session_that_ends(void **state)
+{
+	fill();
+	put(2, rig.region);
+	worker_turn(rig.ring.worker, false);
+	worker_turn(rig.ring.worker, false);
+	assert_non_null(session()->begins);
+	post((struct command){ .type = COMMAND_SESSION_CLOSE, .session = session()->xs.handle });
+}
+
+static void test_put_without_region_evicts_nothing(void **state)
+{
+	uint64_t before;
+
+	fill();
+	before = store_totals(rig.store).evictions;
+	put(2, 77);
+	assert_int_equal(error_code(2), DRAY_E_NOT_FOUND);
+	assert_int_equal(store_totals(rig.store).evictions, before);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(test_found, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_put_evicts_in_turns, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_put_of_a_session_that_ends, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_put_without_region_evicts_nothing, set_up,
+						tear_down),
 		cmocka_unit_test_setup_teardown(test_found, set_up_straight, tear_down),
 		cmocka_unit_test_setup_teardown(test_copy_stays, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_slices, set_up, tear_down),

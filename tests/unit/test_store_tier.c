@@ -15,6 +15,7 @@
 #include "lib/crc32c.h"
 #include "schema/gen/errors.h"
 #include "tests/unit/cm.h"
+#include "tests/unit/store_puts.h"
 
 #define MIB (1ull << 20)
 /* Longest wait for an event. */
@@ -194,7 +195,7 @@ static void put(unsigned k, uint64_t bytes)
 	struct store_object *o;
 	char text[16];
 
-	assert_int_equal(store_put_begin(rig.member, key_of(text, k), bytes, 1, &o),
+	assert_int_equal(rig_put_begin(rig.member, key_of(text, k), bytes, 1, &o),
 			 DMSG_STORE_STATUS_OK);
 	memset(store_region(rig.store)->extents[0].base + store_object_offset(o), (int)k, bytes);
 	assert_int_equal(store_put_end(o, true), DMSG_STORE_STATUS_OK);
@@ -625,7 +626,7 @@ static void forward(unsigned k, enum store_forwarded how)
 	struct store_get g;
 	char text[16];
 
-	assert_int_equal(store_forward_put(rig.member, key_of(text, k), 100, 1, false, &o),
+	assert_int_equal(rig_forward_put(rig.member, key_of(text, k), 100, 1, false, &o),
 			 DMSG_STORE_STATUS_OK);
 	assert_int_equal(store_forward_begin(o, &g), DMSG_STORE_STATUS_OK);
 	store_forward_end(&g, how);
@@ -697,7 +698,7 @@ static void test_copies_before_the_folder_is_read(void **state)
 	a = store_arrivals_new(rig.store, 2);
 	for (unsigned k = 0; k < 2; k++) {
 		/* the second one differs, so that its bytes come to the disk again */
-		assert_int_equal(store_copy_begin(rig.member, key_of(text, k), 5000 + k, 1, &o),
+		assert_int_equal(rig_copy_begin(rig.member, key_of(text, k), 5000 + k, 1, &o),
 				 DMSG_STORE_STATUS_OK);
 		store_arrivals_add(a, o, 0, 0, &g[k]);
 	}
@@ -733,7 +734,7 @@ static void test_copy_of_another_owner_before_the_folder_is_read(void **state)
 	rig.user = store_user_new(rig.store, &rig.other, &e);
 	rig.member = join_shared(rig.user);
 	a = store_arrivals_new(rig.store, 1);
-	assert_int_equal(store_copy_begin(rig.member, key_of(text, 0), 5000, 1, &o),
+	assert_int_equal(rig_copy_begin(rig.member, key_of(text, 0), 5000, 1, &o),
 			 DMSG_STORE_STATUS_OK);
 	store_arrivals_add(a, o, 0, 0, &g);
 	store_arrive(a);
@@ -859,7 +860,7 @@ static void copy(unsigned k)
 	struct store_get g;
 	char text[16];
 
-	assert_int_equal(store_copy_begin(rig.member, key_of(text, k), 100, 1, &o),
+	assert_int_equal(rig_copy_begin(rig.member, key_of(text, k), 100, 1, &o),
 			 DMSG_STORE_STATUS_OK);
 	store_arrivals_add(a, o, 0, 0, &g);
 	store_arrive(a);
@@ -907,7 +908,8 @@ static enum dmsg_store_status keep(unsigned k, uint64_t bytes, int fill, uint64_
 
 	memset(buffer, fill, bytes);
 	crc = dray_crc32c(0, buffer, bytes);
-	status = store_keep_begin(rig.member, key_of(text, k), bytes, crc, 1, &turn, &o);
+	status = store_keep_begin(rig.member, key_of(text, k), bytes, crc, 1, &turn,
+				  &(struct store_effort){ 0 }, &o);
 	if (status)
 		return status;
 	memset(store_region(rig.store)->extents[0].base + store_object_offset(o), fill, bytes);
@@ -926,7 +928,7 @@ static void test_object_that_was_kept_gives_way(void **state)
 	assert_int_equal(keep(0, 5000, 2, 0), DMSG_STORE_STATUS_OK);
 	assert_int_equal(keep(0, 5000, 2, 0), DMSG_STORE_STATUS_EXISTS);
 	assert_int_equal(keep(0, 4000, 2, 0), DMSG_STORE_STATUS_OK);
-	assert_int_equal(store_put_begin(rig.member, key_of(text, 0), 4000, 1, &o),
+	assert_int_equal(rig_put_begin(rig.member, key_of(text, 0), 4000, 1, &o),
 			 DMSG_STORE_STATUS_EXISTS);
 	assert_int_equal(keep(0, 5000, 2, 0), DMSG_STORE_STATUS_BUSY);
 	assert_int_equal(keep(0, 4000, 2, 0), DMSG_STORE_STATUS_EXISTS);

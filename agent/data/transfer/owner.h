@@ -13,6 +13,9 @@
 /* Units for taking an entry of a ring, and for receiving a message, without the operations in them. */
 #define ENTRY_WORK 64
 #define MESSAGE_WORK 256
+/* Units for a key of a request to the store, and for an object that it evicts. */
+#define KEY_WORK 64
+#define EVICTION_WORK 128
 
 struct xfer_owner {
 	struct dray_list link;               /* on core->owners */

@@ -19,6 +19,9 @@ void xfers_deinit(struct core *c);
 /* Called once: OPS_PINNED_BYTES of memory for long lists that GPUs read; borrowed until xfers_deinit(). */
 void xfers_pinned(struct core *c, void *base);
 
+/* Whether a transfer of so many operations could start now with this region, before its operations are known. 0, or -errno with reterr. */
+int xfer_check(struct core *c, struct xfer_session *s, dray_handle local, uint16_t access,
+	       uint32_t n_ops, struct dray_err *reterr);
 /*
  * Checks and starts a transfer. 0: accepted, up->xfer_ended will run exactly once (possibly from inside).
  * Otherwise nothing was started and reterr says why.

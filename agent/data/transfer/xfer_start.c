@@ -477,6 +477,24 @@ static int start_now(struct core *c, struct xfer *x, const struct xfer_request *
 	return 0;
 }
 
+/* Before operations are read; quotas are taken after the checks, and only by a transfer that lasts. */
+static int limits_check(const struct xfer_session *s, uint32_t n_ops, struct dray_err *reterr)
+{
+	if (n_ops > s->shared->ops_max - s->ops)
+		return dray_err_set(
+			reterr, -EBUSY, DRAY_E_BUSY,
+			"%u operations of this session are in flight (limits.ops_per_session is %u)",
+			s->ops, s->shared->ops_max);
+	return quotas_check(s->shared, reterr);
+}
+
+int xfer_check(struct core *c, struct xfer_session *s, dray_handle local, uint16_t access,
+	       uint32_t n_ops, struct dray_err *reterr)
+{
+	return usable(c, s, OBJECT_REGION, local, access, reterr) ? limits_check(s, n_ops, reterr) :
+								    -EINVAL;
+}
+
 int xfer_start(struct core *c, struct xfer_session *s, const struct xfer_request *r,
 	       struct dray_err *reterr)
 {
@@ -488,15 +506,7 @@ int xfer_start(struct core *c, struct xfer_session *s, const struct xfer_request
 	ret = request_check(r, reterr);
 	if (ret < 0)
 		goto refused;
-	if (r->n_ops > s->shared->ops_max - s->ops) {
-		ret = dray_err_set(
-			reterr, -EBUSY, DRAY_E_BUSY,
-			"%u operations of this session are in flight (limits.ops_per_session is %u)",
-			s->ops, s->shared->ops_max);
-		goto refused;
-	}
-	/* before operations are read; the quota is taken after the checks, and only by a transfer that lasts */
-	ret = quotas_check(s->shared, reterr);
+	ret = limits_check(s, r->n_ops, reterr);
 	if (ret < 0)
 		goto refused;
 	x = xfer_new(xs);

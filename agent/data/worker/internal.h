@@ -55,9 +55,10 @@ struct wsession {
 	uint32_t n_cancels;
 	const struct ring_memory *memory; /* arena, also without a ring */
 	struct store_user *store;         /* NULL before its first request to the store */
-	struct dray_list fetches;         /* GETs and EXISTS of keys that other agents may have */
-	struct dray_list holdings;        /* what EXISTS found there */
-	struct dray_map held;             /* the same, by key */
+	struct store_begin *begins; /* its PUT or GET whose keys are being looked at; NULL: none */
+	struct dray_list fetches;   /* GETs and EXISTS of keys that other agents may have */
+	struct dray_list holdings;  /* what EXISTS found there */
+	struct dray_map held;       /* the same, by key */
 };
 
 struct worker {
@@ -215,6 +216,9 @@ void store_request(struct wsession *s, const struct store_call *q, const uint8_t
 /* store_ring.c */
 /* An entry of the ring with the flag message, which is a copy. */
 void store_entry(struct wsession *s, const uint8_t *entry);
+/* Goes on with session->begins; or drops it, if there is any. */
+void store_begin_on(struct wsession *s);
+void store_begin_drop(struct wsession *s);
 /* The room of a request with so many keys or leases. 0, or -EINVAL with reterr. */
 int store_room_check(const struct store_call *q, uint32_t n, struct dray_err *reterr);
 /* Answers with a message of n bytes; status: its code, if it is an ERROR. A dead session gets no answer. */

@@ -223,8 +223,9 @@ static bool ring_poll(struct wsession *s)
 	took = room;
 	s->worker->core.moved_ns = s->worker->core.now_ns;
 	/* no free completion entry: the submission stays until the client has reaped some */
-	/* a long list is read on with the session's socket */
-	while (r->sq_head != tail && room && !s->xs.read && owner_may_work(s->xs.owner)) {
+	/* a long list is read on with the session's socket, and a batch of the store begun */
+	while (r->sq_head != tail && room && !s->xs.read && !s->begins &&
+	       owner_may_work(s->xs.owner)) {
 		uint8_t copy[DMSG_SQE_SIZE];
 		struct dmsg_sqe e;
 
@@ -246,7 +247,7 @@ static bool ring_poll(struct wsession *s)
 			store_entry(s, copy);
 		else
 			submit(s, &e);
-		if (s->n_cancels)
+		if (s->n_cancels && !s->begins)
 			cancels_taken(s, e.user_data);
 		if (s->dead)
 			return false;

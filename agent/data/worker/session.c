@@ -181,6 +181,7 @@ void wsession_free(struct wsession *s, uint32_t code)
 		packet_free(p);
 	idset_deinit(&s->ids);
 	cancels_deinit(s);
+	store_begin_drop(s);
 	dray_list_del(&s->ready_link);
 	dray_list_del(&s->again_link);
 	store_user_free(s->store);
@@ -206,7 +207,7 @@ void wsession_close(struct worker *w, dray_handle session, uint32_t code)
 
 void wsession_go_on(struct wsession *s)
 {
-	if ((s->readable || s->xs.read) && !s->dead)
+	if ((s->readable || s->xs.read || s->begins) && !s->dead)
 		make_ready(s);
 }
 
@@ -323,7 +324,10 @@ bool wsession_read(struct wsession *s)
 
 	while (s->xs.read && owner_may_work(s->xs.owner))
 		xfer_read(&w->core, &s->xs);
-	while (s->readable && !s->dead && !s->xs.read && owner_may_work(s->xs.owner)) {
+	while (s->begins && !s->dead && owner_may_work(s->xs.owner))
+		store_begin_on(s);
+	while (s->readable && !s->dead && !s->xs.read && !s->begins &&
+	       owner_may_work(s->xs.owner)) {
 		bool truncated, fds_lost;
 		ssize_t n;
 
@@ -344,7 +348,7 @@ bool wsession_read(struct wsession *s)
 			end_of_input(s, n, fds_lost);
 		discard_fds(s);
 	}
-	return !s->dead && (s->xs.read || (s->readable && !wsession_is_clogged(s)));
+	return !s->dead && (s->xs.read || s->begins || (s->readable && !wsession_is_clogged(s)));
 }
 
 void wsession_cancelled(struct wsession *s, uint64_t request_id)

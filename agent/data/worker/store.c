@@ -10,7 +10,12 @@
 
 #include "agent/data/worker/store_batch.h"
 #include "agent/model/store_ask.h"
+#include "lib/assert.h"
 #include "lib/cleanup.h"
+
+/* Keys of a PUT or GET that are looked at, and objects that it evicts, before other owners have their turn. */
+#define KEYS_STEP 256
+#define EVICTIONS_STEP (TURN_WORK / EVICTION_WORK)
 
 /* For one request at a time. */
 struct store_scratch {
@@ -223,6 +228,16 @@ struct batch_request {
 	const struct dmsg_store_put *m;
 	struct store_member *member;
 	struct worker *worker;
+	uint32_t item, range; /* the next ones */
+};
+
+/* The keys of a batch are looked at in several turns. The session takes no other request meanwhile. */
+struct store_begin {
+	struct batch_request q;
+	struct store_call call;
+	union dmsg_body m; /* decoded from the copy */
+	struct batch *batch;
+	uint8_t body[];
 };
 
 static struct batch *batch_new(const struct batch_request *q, uint32_t n)
@@ -259,11 +274,11 @@ static void put_one(const struct batch_request *q, struct batch *b, uint32_t i, 
 	struct dmsg_store_result *r = &b->results[i];
 
 	r->length = bytes;
-	r->status = b->forwards ?
-			    store_forward_put(q->member, key, bytes, cost_us, b->prefers,
-					      &b->gets[i].object) :
-			    store_put_begin(q->member, key, bytes, cost_us, &b->gets[i].object);
-	if (r->status == DMSG_STORE_STATUS_BUSY)
+	r->status = b->forwards ? store_forward_put(q->member, key, bytes, cost_us, b->prefers,
+						    &b->wait.effort, &b->gets[i].object) :
+				  store_put_begin(q->member, key, bytes, cost_us, &b->wait.effort,
+						  &b->gets[i].object);
+	if (r->status == DMSG_STORE_STATUS_BUSY && !b->wait.effort.more)
 		batch_busy(&q->worker->core, r);
 }
 
@@ -275,6 +290,8 @@ void batch_get_one(struct worker *w, struct batch *b, uint32_t i, struct store_m
 	struct store_get *g = &b->gets[i];
 
 	r->status = store_get_begin(member, key, &b->wait, g);
+	if (r->status && b->wait.effort.more)
+		return;
 	r->tier = (uint16_t)g->tier;
 	core_count(counters,
 		   r->status == DMSG_STORE_STATUS_NOT_FOUND ? DRAY_METRIC_STORE_MISSES_TOTAL :
@@ -320,25 +337,41 @@ static int items_check(const struct dmsg_store_put *m, uint32_t n_keys, struct d
 	return 0;
 }
 
-static void items_begin(const struct batch_request *q, struct batch *b)
+/* Looks at the next key. False: it has to evict more. */
+static bool item_begin(struct batch_request *q, struct batch *b)
 {
-	const uint8_t *ranges = q->m->ranges.p;
+	const uint8_t *ranges = q->m->ranges.p + (size_t)q->range * DMSG_STORE_RANGE_SIZE;
+	uint32_t i = q->item;
+	struct dmsg_store_item item;
+	uint64_t bytes;
 
-	for (uint32_t i = 0; i < b->n; i++) {
-		struct dmsg_store_item item;
-		uint64_t bytes;
+	dmsg_store_item_get(q->m->items.p + (size_t)i * DMSG_STORE_ITEM_SIZE, &item);
+	bytes = item_bytes(ranges, item.ranges);
+	if (batch_puts(b))
+		put_one(q, b, i, bytes, item.cost_us);
+	else
+		batch_get_one(q->worker, b, i, q->member, q->worker->store_scratch->keys[i], bytes);
+	if (b->wait.effort.more)
+		return false;
+	if (b->gets[i].object)
+		batch_item_ops(b, i, ranges);
+	q->item++;
+	q->range += item.ranges;
+	return true;
+}
 
-		dmsg_store_item_get(q->m->items.p + (size_t)i * DMSG_STORE_ITEM_SIZE, &item);
-		bytes = item_bytes(ranges, item.ranges);
-		if (batch_puts(b))
-			put_one(q, b, i, bytes, item.cost_us);
-		else
-			batch_get_one(q->worker, b, i, q->member, q->worker->store_scratch->keys[i],
-				      bytes);
-		if (b->gets[i].object)
-			batch_item_ops(b, i, ranges);
-		ranges += (size_t)item.ranges * DMSG_STORE_RANGE_SIZE;
-	}
+/* Looks at the next keys, which are in the scratch. False: there are more, for the next turns. */
+static bool items_begin(struct wsession *s, struct batch_request *q, struct batch *b)
+{
+	struct store_effort *e = &b->wait.effort;
+	uint32_t end = dray_min(b->n, q->item + KEYS_STEP), n = 0;
+
+	/* a key that has begun to evict goes on */
+	*e = (struct store_effort){ .max = EVICTIONS_STEP, .of_key = e->of_key, .vain = e->vain };
+	for (; q->item < end && item_begin(q, b); n++)
+		e->of_key = e->vain = 0;
+	owner_charge(s->xs.owner, (uint64_t)n * KEY_WORK + (uint64_t)e->done * EVICTION_WORK);
+	return q->item == b->n;
 }
 
 /* Objects that are read from disk come in about the order of their keys, so most are copied while the next ones are read. */
@@ -393,13 +426,87 @@ static int replicas_check(uint32_t replicas, struct dray_err *reterr)
 					    "replicas is %u; 0 to 2 are allowed", replicas);
 }
 
-static void batch_request(struct wsession *s, const struct store_call *call,
-			  const union dmsg_body *m, struct dray_err *err)
+/* All keys have been looked at. Consumes the batch. */
+static void batch_begun(struct wsession *s, const struct batch_request *q, struct batch *begun,
+			struct dray_err *err)
 {
 	struct worker *w = s->worker;
-	struct batch_request q = { call, &m->store_put, enter(s, m->store_put.space, err), w };
+	const struct store_key *keys = w->store_scratch->keys;
+	dray_auto(batch_free) struct batch *b = begun;
+	bool put = batch_puts(b);
+
+	if (put)
+		b->replicas = replicas_ask(s, b, keys, q->m->agent);
+	else
+		helds_got(s, store_member_space(q->member), keys, b->results, b->n);
+	if (!put && fetch_begin(s, q->call, q->m, q->member, keys, b, err))
+		(void)dray_take(b); /* it has taken it */
+	else if (err->code)
+		batch_settle(&w->core, b, false);
+	else if (!b->n_ops)
+		batch_done(s, dray_take(b), 0);
+	else if (batch_start(s, b, q->m->region, q->m->deadline_ms, err) == 0)
+		(void)dray_take(b); /* batch_ended() frees it, and may have done so */
+	else
+		batch_settle(&w->core, b, false);
+}
+
+/* The rest of its keys is looked at later. Consumes the batch. */
+static void begin_later(struct wsession *s, const struct batch_request *q, const uint8_t *body,
+			uint32_t length, struct batch *b, struct dray_err *err)
+{
+	struct store_begin *g = malloc(sizeof(*g) + length);
+
+	if (!g) {
+		batch_settle(&s->worker->core, b, false);
+		batch_free(b);
+		dray_err_set(err, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for the request");
+		return;
+	}
+	*g = (struct store_begin){ .q = *q, .call = *q->call, .batch = b };
+	memcpy(g->body, body, length);
+	dray_assert(dmsg_body_decode(g->call.type, g->body, length, &g->m, err) == 0);
+	g->q.call = &g->call;
+	g->q.m = &g->m.store_put;
+	s->begins = g;
+	wsession_go_on(s);
+}
+
+void store_begin_on(struct wsession *s)
+{
+	struct store_begin *g = s->begins;
+	struct dray_err err = DRAY_ERR_NULL;
+
+	store_keys_split(s->worker->store_scratch->keys, DMSG_STORE_KEYS_MAX, g->q.m->keys, &err);
+	if (!items_begin(s, &g->q, g->batch))
+		return;
+	s->begins = NULL;
+	batch_begun(s, &g->q, g->batch, &err);
+	if (err.code)
+		store_answer_error(s, &g->call, &err);
+	if (s->n_cancels)
+		cancels_taken(s, g->call.request_id);
+	free(g);
+}
+
+void store_begin_drop(struct wsession *s)
+{
+	struct store_begin *g = dray_take(s->begins);
+
+	if (!g)
+		return;
+	batch_settle(&s->worker->core, g->batch, false);
+	batch_free(g->batch);
+	free(g);
+}
+
+static void batch_request(struct wsession *s, const struct store_call *call, const uint8_t *body,
+			  uint32_t length, const union dmsg_body *m, struct dray_err *err)
+{
+	struct worker *w = s->worker;
+	struct batch_request q = { call, &m->store_put, enter(s, m->store_put.space, err), w, 0, 0 };
 	bool put = call->type == DMSG_STORE_PUT;
-	dray_auto(batch_free) struct batch *b = NULL;
+	struct batch *b;
 	int n = q.member ? store_keys_split(w->store_scratch->keys, DMSG_STORE_KEYS_MAX, q.m->keys,
 					    err) :
 			   -EINVAL;
@@ -414,28 +521,19 @@ static void batch_request(struct wsession *s, const struct store_call *call,
 			     "the agent is draining and takes no new requests to its store");
 		return;
 	}
-	owner_charge(s->xs.owner, (uint64_t)n * KEY_WORK);
+	/* before anything is evicted for it */
+	if (put &&
+	    xfer_check(&w->core, &s->xs, q.m->region, DMSG_ACCESS_READ, q.m->ranges.n, err) < 0)
+		return;
 	b = batch_new(&q, (uint32_t)n);
 	if (!b) {
 		dray_err_set(err, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for the request");
 		return;
 	}
-	items_begin(&q, b);
-	if (put)
-		b->replicas = replicas_ask(s, b, w->store_scratch->keys, q.m->agent);
+	if (items_begin(s, &q, b))
+		batch_begun(s, &q, b, err);
 	else
-		helds_got(s, store_member_space(q.member), w->store_scratch->keys, b->results,
-			  b->n);
-	if (!put && fetch_begin(s, call, q.m, q.member, w->store_scratch->keys, b, err))
-		(void)dray_take(b); /* it has taken it */
-	else if (err->code)
-		batch_settle(&w->core, b, false);
-	else if (!b->n_ops)
-		batch_done(s, dray_take(b), 0);
-	else if (batch_start(s, b, q.m->region, q.m->deadline_ms, err) == 0)
-		(void)dray_take(b); /* batch_ended() frees it, and may have done so */
-	else
-		batch_settle(&w->core, b, false);
+		begin_later(s, &q, body, length, b, err);
 }
 
 /*
@@ -476,6 +574,7 @@ static void keys_request(struct wsession *s, const struct store_call *q, const u
 	int n = member ? store_keys_split(t->keys, DMSG_STORE_KEYS_MAX, m->store_exists.keys, err) :
 			 -EINVAL;
 	union dmsg_body answer = { 0 };
+	uint32_t evicted = 0;
 
 	if (n < 0 || store_room_check(q, (uint32_t)n, err) < 0)
 		return;
@@ -490,12 +589,13 @@ static void keys_request(struct wsession *s, const struct store_call *q, const u
 		store_remove(member, t->keys, (uint32_t)n, t->results);
 		break;
 	case DMSG_STORE_PIN:
-		store_pin(s->store, member, t->keys, (uint32_t)n, t->results);
+		evicted = store_pin(s->store, member, t->keys, (uint32_t)n, t->results);
 		break;
 	default:
 		store_unpin(s->store, member, t->keys, (uint32_t)n, t->results);
 		helds_unpin(s, store_member_space(member), t->keys, t->results, (uint32_t)n);
 	}
+	owner_charge(s->xs.owner, (uint64_t)evicted * EVICTION_WORK);
 	if (q->type == DMSG_STORE_EXISTS && s->worker->core.cfg.report_batches)
 		batch_report(s, q, member, t->results, (uint32_t)n, NULL, 0);
 	answer.store_exists_reply.results = results_put(t, t->results, (uint32_t)n);
@@ -563,7 +663,9 @@ static void read_request(struct wsession *s, const struct store_call *q, const u
 	if (n < 0 || store_room_check(q, (uint32_t)n, err) < 0)
 		return;
 	owner_charge(s->xs.owner, (uint64_t)n * KEY_WORK);
-	store_read(s->store, member, t->keys, (uint32_t)n, t->places, &t->files);
+	owner_charge(s->xs.owner,
+		     (uint64_t)EVICTION_WORK * store_read(s->store, member, t->keys, (uint32_t)n,
+							  t->places, &t->files));
 	places_count(&s->worker->core, t->places, (uint32_t)n);
 	if (s->worker->core.cfg.report_batches)
 		places_report(s, q, member, (uint32_t)n);
@@ -609,7 +711,7 @@ void store_request(struct wsession *s, const struct store_call *q, const uint8_t
 	switch (q->type) {
 	case DMSG_STORE_PUT:
 	case DMSG_STORE_GET:
-		batch_request(s, q, &m, err);
+		batch_request(s, q, body, length, &m, err);
 		break;
 	case DMSG_STORE_READ:
 		read_request(s, q, &m, err);

@@ -4,9 +4,6 @@
 
 #include "agent/data/worker/internal.h"
 
-/* Units of work (transfer/owner.h) for a key. */
-#define KEY_WORK 64
-
 /* Its objects are being written, or held, until it has ended. */
 struct batch {
 	struct store_call call; /* STORE_PUT, _GET or _EXISTS */

@@ -78,6 +78,7 @@ static void place(struct fetch *f, uint32_t i)
 	struct store_asked *k = &f->ask->v[i];
 	struct landing *l = &f->landings[i];
 	struct store_key key = { k->key, k->n_key };
+	struct store_effort *e = &f->batch->wait.effort;
 	struct dmsg_store_result *r = &f->batch->results[k->item];
 	uint32_t n = 0;
 	const uint8_t *ranges = f->keeps ? NULL : ranges_of(f, k->item, &n);
@@ -90,11 +91,12 @@ static void place(struct fetch *f, uint32_t i)
 		return;
 	l->wanted = f->straight && !f->ask->sources[k->source].bytes &&
 		    (f->devices || !f->ask->sources[k->source].keys);
+	*e = (struct store_effort){ .done = e->done };
 	if (f->keeps)
 		r->status = store_keep_begin(f->member, key, k->length, k->crc, k->cost_us,
-					     &f->keep_turn, &l->object);
+					     &f->keep_turn, e, &l->object);
 	else if (!l->wanted)
-		r->status = store_copy_begin(f->member, key, k->length, k->cost_us, &l->object);
+		r->status = store_copy_begin(f->member, key, k->length, k->cost_us, e, &l->object);
 	l->wanted |= l->object != NULL;
 	if (l->wanted) {
 		r->status = DMSG_STORE_STATUS_NOT_TRIED; /* until it is copied */
@@ -105,6 +107,8 @@ static void place(struct fetch *f, uint32_t i)
 		batch_get_one(w, f->batch, k->item, f->member, key, room);
 		if (f->batch->gets[k->item].object)
 			batch_item_ops(f->batch, k->item, ranges);
+		else if (r->status == DMSG_STORE_STATUS_BUSY && e->more)
+			batch_busy(&w->core, r);
 	} else if (r->status == DMSG_STORE_STATUS_BUSY) {
 		r->wait_ms = store_retry_ms(w->store);
 		core_count(w->core.counters, DRAY_METRIC_STORE_BUSY_TOTAL, 1);
@@ -271,12 +275,14 @@ bool places_begin(struct fetch *f)
 
 	if (!make_room(f, k->n))
 		return false;
+	f->batch->wait.effort = (struct store_effort){ .done = 0 };
 	for (uint32_t i = 0; i < k->n; i++)
 		if (!k->v[i].status)
 			place(f, i);
 		/* else it is looked up again */
 		else if (k->v[i].status != DMSG_STORE_STATUS_NOT_TRIED)
 			place_failed(f, &k->v[i]);
+	owner_charge(f->session->xs.owner, (uint64_t)f->batch->wait.effort.done * EVICTION_WORK);
 	return true;
 }
 
