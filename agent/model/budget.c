@@ -27,6 +27,8 @@ static const struct {
 	[RESOURCE_WAITING_TRANSFERS] = { "waiting_transfers",
 					 "transfers that wait for a word or for memory",
 					 "wait until one starts", DRAY_E_BUSY },
+	[RESOURCE_OPS] = { "ops", "operations in flight, in transfers of more than 4",
+			   "wait until some end", DRAY_E_BUSY },
 	[RESOURCE_NOTIFICATIONS] = { "notifications", "unread notifications", "read some",
 				     DRAY_E_BUSY },
 	[RESOURCE_MAILBOXES] = { "mailboxes", "mailboxes", "close one", DRAY_E_QUOTA },

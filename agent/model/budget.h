@@ -27,6 +27,7 @@
 	X(REMOTES, remotes)                     \
 	X(TRANSFERS, transfers)                 \
 	X(WAITING_TRANSFERS, waiting_transfers) \
+	X(OPS, ops)                             \
 	X(NOTIFICATIONS, notifications)         \
 	X(MAILBOXES, mailboxes)                 \
 	X(HINTS, hints)                         \

@@ -276,6 +276,8 @@ enum dray_config_key_id {
 	DRAY_CONFIG_KEY_LIMITS_TRANSFERS_PER_OWNER,
 	DRAY_CONFIG_KEY_LIMITS_WAITING_TRANSFERS,
 	DRAY_CONFIG_KEY_LIMITS_WAITING_TRANSFERS_PER_OWNER,
+	DRAY_CONFIG_KEY_LIMITS_OPS,
+	DRAY_CONFIG_KEY_LIMITS_OPS_PER_OWNER,
 	DRAY_CONFIG_KEY_LIMITS_OPS_PER_SESSION,
 	DRAY_CONFIG_KEY_LIMITS_SLICES_PER_SESSION,
 	DRAY_CONFIG_KEY_LIMITS_ARENA_BYTES,
@@ -1047,6 +1049,16 @@ struct dray_config {
 		 * limits.waiting_transfers.
 		 */
 		int64_t waiting_transfers_per_owner;
+		/*
+		 * Operations in flight of the agent, in transfers of more than 4 operations; each
+		 * takes 24 bytes.
+		 */
+		int64_t ops;
+		/*
+		 * Such operations of one owner; 0: half of what the other owners leave of
+		 * limits.ops.
+		 */
+		int64_t ops_per_owner;
 		/* Operations in flight of one session; a change applies to new sessions. */
 		int64_t ops_per_session;
 		/* Slices in flight of one session in each worker, of each priority class. */

@@ -6,7 +6,8 @@ import os
 import struct
 import threading
 
-from harness import s, until
+import dray
+from harness import LIMIT, MIB, s, until
 from ring_client import Client
 from test_hostile import OTHER, as_root, serves, uid
 
@@ -87,3 +88,31 @@ def test_a_crowd_that_waits(new_agent):
             ended = []
             until(lambda: ended.extend(client.completions()) or len(ended) == client.sq_entries, "the end of the transfers")
             assert {status for _, status in ended} == {"ok"}
+
+
+@as_root
+def test_operations_that_wait(new_agent):
+    """Operations in flight take memory: an owner has its share of them, however many sessions it opens, and others theirs."""
+    agent = one_worker(new_agent, **{"limits.ops": 4 * OPS})
+    with contextlib.ExitStack() as stack:
+        with uid(OTHER):
+            crowd = [stack.enter_context(Client(agent, entries=64, arena=OPS * OP.size)) for _ in range(3)]
+        for client in crowd:
+            client.arena[: OPS * OP.size] = b"".join(OP.pack(4096 + 16 * (i % 1000), 16 * (i % 1000), 8) for i in range(OPS))
+            client.put(0, op_count=OPS, **{**client.waiting(32), "flags": s.TRANSFER_FLAG_WAIT | s.TRANSFER_FLAG_ARENA})
+            os.eventfd_write(client.doorbell, 1)
+            until(lambda: client.word(s.RING_SQ_HEAD) == client.word(s.RING_SQ_TAIL), "the transfer's acceptance")
+        refused = []
+        until(lambda: refused.extend(crowd[2].completions()) or refused, "the end of the third one")
+        assert [status for _, status in refused] == ["busy"]
+        with agent.client() as client, dray.Memory(MIB) as memory:
+            region = client.region(memory)
+            remote = client.import_token(region.export())
+            client.read(region, remote, [(8 * i, MIB // 2 + 8 * i, 4) for i in range(4096)]).result(LIMIT)
+        for client in crowd[:2]:
+            client.memory[32:36] = struct.pack("<I", 1)
+            ended = []
+            until(lambda: ended.extend(client.completions()) or ended, "the end of the transfer")
+            assert [status for _, status in ended] == ["ok"]
+        rows = [row for row in agent.ctl("quotas", "--json")["quotas"] if row["resource"] == "ops"]
+        assert rows and not any(row["used"] for row in rows), rows

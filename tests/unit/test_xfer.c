@@ -49,6 +49,7 @@ static int teardown(void **state)
 	assert_int_equal(t->rig.group.transfers, 0);
 	assert_int_equal(t->a.shared.account->budget.of[RESOURCE_TRANSFERS].used, 0);
 	assert_int_equal(t->a.shared.account->budget.of[RESOURCE_WAITING_TRANSFERS].used, 0);
+	assert_int_equal(t->a.shared.account->budget.of[RESOURCE_OPS].used, 0);
 	assert_int_equal(t->a.xs.ops + t->b.xs.ops + t->a.xs.slices[0] + t->a.xs.slices[1] +
 				 t->b.xs.slices[0] + t->b.xs.slices[1],
 			 0);

@@ -162,6 +162,7 @@ struct xfer {
 	struct dray_heap_node rank; /* in flow->ranks, while slices remain */
 	struct dray_list wait_link; /* while it waits for its word, or for bytes that may move */
 	bool waits;                 /* counts as waiting for its word */
+	bool counts_ops;            /* its operations count at its owner */
 	struct xfer_session *session;
 	struct flow *flow;
 	struct channel *channel;

@@ -111,6 +111,7 @@ void xfer_unlink(struct xfers *xs, struct xfer *x)
 	dray_map_del(&x->session->by_request, &x->by_request);
 	wait_del(x);
 	xfer_wait_over(x);
+	xfer_ops_over(x);
 }
 
 void xfer_free(struct xfers *xs, struct xfer *x)

@@ -265,6 +265,26 @@ static int wait_begin(struct xfer *x, struct dray_err *reterr)
 	return ret;
 }
 
+/* Counts the operations of a transfer that have memory of their own. */
+static int ops_count(struct xfer *x, struct dray_err *reterr)
+{
+	int ret;
+
+	if (x->n_ops_given <= XFER_OPS_INLINE)
+		return 0;
+	ret = budget_take(&x->session->shared->account->budget, RESOURCE_OPS, x->n_ops_given,
+			  reterr);
+	x->counts_ops = ret >= 0;
+	return ret;
+}
+
+void xfer_ops_over(struct xfer *x)
+{
+	if (x->counts_ops)
+		budget_put(&x->session->shared->account->budget, RESOURCE_OPS, x->n_ops_given);
+	x->counts_ops = false;
+}
+
 void xfer_wait_over(struct xfer *x)
 {
 	if (x->waits)
@@ -397,9 +417,12 @@ static int admit(struct core *c, struct xfer *x, const struct xfer_request *r,
 	ret = dray_handles_add(&xs->table, x, &x->handle);
 	if (ret >= 0)
 		ret = dray_heap_set(&xs->deadlines, &x->deadline, c->now_ns + limit_ns);
+	if (ret >= 0)
+		ret = ops_count(x, reterr);
 	if (ret >= 0 && (x->wait.p || x->ready || !x->local->open))
 		ret = wait_begin(x, reterr);
 	if (ret < 0) {
+		xfer_ops_over(x);
 		quotas_put(s->shared);
 		return dray_err_set(reterr, ret, ret == -ENOSPC ? DRAY_E_BUSY : DRAY_E_NO_MEMORY,
 				    "this worker has no room for another transfer");
@@ -480,12 +503,17 @@ static int start_now(struct core *c, struct xfer *x, const struct xfer_request *
 /* Before operations are read; quotas are taken after the checks, and only by a transfer that lasts. */
 static int limits_check(const struct xfer_session *s, uint32_t n_ops, struct dray_err *reterr)
 {
+	int ret;
+
 	if (n_ops > s->shared->ops_max - s->ops)
 		return dray_err_set(
 			reterr, -EBUSY, DRAY_E_BUSY,
 			"%u operations of this session are in flight (limits.ops_per_session is %u)",
 			s->ops, s->shared->ops_max);
-	return quotas_check(s->shared, reterr);
+	ret = quotas_check(s->shared, reterr);
+	if (ret == 0 && n_ops > XFER_OPS_INLINE)
+		ret = budget_check(&s->shared->account->budget, RESOURCE_OPS, n_ops, reterr);
+	return ret;
 }
 
 int xfer_check(struct core *c, struct xfer_session *s, dray_handle local, uint16_t access,
