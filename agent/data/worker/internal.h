@@ -94,7 +94,7 @@ struct worker {
 	struct object store_region, store_remote; /* its memory */
 	struct store_scratch *store_scratch;      /* NULL before the first request */
 	struct dray_list asking;  /* requests whose keys other agents are asked for */
-	struct dray_list watched; /* struct silence: those that read from another agent now */
+	struct dray_list watched; /* struct silence: those that read from another agent now, by look_ns */
 	struct dray_slots keep_sessions; /* struct wsession: sessions of keeps, by their handles */
 	struct dray_list keeps, kept; /* struct store_keep: in progress, and ended in this turn */
 	struct dray_list readings; /* of these, whose memory a transfer or a device may still use */

@@ -65,33 +65,32 @@ static void look(struct worker *w, struct silence *q)
 	q->received = now;
 }
 
-static struct silence *find_silent(const struct worker *w)
+static void end_silent(struct core *c, struct xfer *x)
 {
-	dray_list_for_each(&w->watched, q, struct silence, link)
-		if (q->quiet >= SILENCE_LOOKS)
-			return q;
-	return NULL;
+	if (xfer_awaits_devices(c, x))
+		object_hasten_within(c, x->remote, interval_ns(worker_of(c)));
+	xfer_stop(c, x, DRAY_E_TIMEOUT, SILENT_DETAIL, false);
 }
 
 int64_t silences_tick(struct worker *w)
 {
-	struct core *c = &w->core;
-	int64_t next = INT64_MAX;
+	struct dray_list due = DRAY_LIST_INIT(due), silent = DRAY_LIST_INIT(silent);
 	struct silence *q;
 
-	dray_list_for_each(&w->watched, each, struct silence, link)
-		if (each->look_ns <= c->now_ns)
-			look(w, each);
-	/* the end of one may end others, and begin new ones */
-	while ((q = find_silent(w))) {
-		struct xfer *x = transfer_of(q);
-
-		q->quiet = 0;
-		if (xfer_awaits_devices(c, x))
-			object_hasten_within(c, x->remote, interval_ns(w));
-		xfer_stop(c, x, DRAY_E_TIMEOUT, SILENT_DETAIL, false);
+	/* the list is in the order of look_ns, because all have the same interval */
+	while ((q = dray_list_first(&w->watched, struct silence, link)) &&
+	       q->look_ns <= w->core.now_ns)
+		dray_list_move(&due, &q->link);
+	while ((q = dray_list_first(&due, struct silence, link))) {
+		look(w, q);
+		dray_list_move(q->quiet >= SILENCE_LOOKS ? &silent : &w->watched, &q->link);
 	}
-	dray_list_for_each(&w->watched, each, struct silence, link)
-		next = dray_min(next, each->look_ns);
-	return next;
+	/* the end of one may end others, and begin new ones */
+	while ((q = dray_list_first(&silent, struct silence, link))) {
+		q->quiet = 0;
+		dray_list_move(&w->watched, &q->link);
+		end_silent(&w->core, transfer_of(q));
+	}
+	q = dray_list_first(&w->watched, struct silence, link);
+	return q ? q->look_ns : INT64_MAX;
 }
