@@ -56,9 +56,11 @@ struct wsession {
 	const struct ring_memory *memory; /* arena, also without a ring */
 	struct store_user *store;         /* NULL before its first request to the store */
 	struct store_begin *begins; /* its PUT or GET whose keys are being looked at; NULL: none */
-	struct dray_list fetches;   /* GETs and EXISTS of keys that other agents may have */
-	struct dray_list holdings;  /* what EXISTS found there */
-	struct dray_map held;       /* the same, by key */
+	struct dray_list fetches;   /* requests whose keys other agents may have, or get */
+	struct dray_map fetches_of; /* the same, by their requests */
+	struct dray_map fetches_numbered; /* and by their numbers */
+	struct dray_list holdings;        /* what EXISTS found there */
+	struct dray_map held;             /* the same, by key */
 };
 
 struct worker {
@@ -93,8 +95,9 @@ struct worker {
 	struct store *store;     /* NULL: the agent has none */
 	struct object store_region, store_remote; /* its memory */
 	struct store_scratch *store_scratch;      /* NULL before the first request */
-	struct dray_list asking;  /* requests whose keys other agents are asked for */
-	struct dray_list watched; /* struct silence: those that read from another agent now, by look_ns */
+	struct dray_list asking; /* requests whose keys other agents are asked for */
+	struct dray_list
+		watched; /* struct silence: those that read from another agent now, by look_ns */
 	struct dray_slots keep_sessions; /* struct wsession: sessions of keeps, by their handles */
 	struct dray_list keeps, kept; /* struct store_keep: in progress, and ended in this turn */
 	struct dray_list readings; /* of these, whose memory a transfer or a device may still use */

@@ -119,6 +119,8 @@ struct wsession *wsession_new(struct worker *w, struct session_shared *shared)
 	dray_list_init(&s->out);
 	dray_list_init(&s->cancels);
 	dray_list_init(&s->fetches);
+	dray_map_init(&s->fetches_of);
+	dray_map_init(&s->fetches_numbered);
 	dray_list_init(&s->holdings);
 	dray_map_init(&s->held);
 	dray_map_init(&s->cancels_of);
@@ -175,6 +177,8 @@ void wsession_free(struct wsession *s, uint32_t code)
 {
 	wsession_stop(s, code);
 	helds_close(s);
+	dray_map_deinit(&s->fetches_of);
+	dray_map_deinit(&s->fetches_numbered);
 	loop_del(&s->worker->core.loop, &s->source);
 	ring_close(s);
 	dray_list_for_each(&s->out, p, struct packet, link)

@@ -29,10 +29,8 @@
 
 static struct fetch *fetch_find(struct wsession *s, uint64_t number)
 {
-	dray_list_for_each(&s->fetches, f, struct fetch, link)
-		if (f->number == number)
-			return f;
-	return NULL;
+	return dray_map_entry(dray_map_find(&s->fetches_numbered, &number, sizeof(number)),
+			      struct fetch, numbered);
 }
 
 /* Of an EXISTS: all is known of its keys. Consumes the ask. */
@@ -159,7 +157,7 @@ static bool begin(struct wsession *s, struct fetch *f, struct store_ask *k, uint
 		fetch_drop_ask(s, k);
 		return false;
 	}
-	dray_list_add(&s->fetches, &f->link);
+	fetch_enter(f);
 	if (k->n_asked && !direct_ask(f, k))
 		fetch_send(f, k);
 	else if (!k->n_asked)

@@ -18,6 +18,7 @@ struct fetch *fetch_alloc(struct wsession *s, struct batch *b, struct store_memb
 		return NULL;
 	f->session = s;
 	f->number = ++s->worker->fetches;
+	f->request = b->call.request_id;
 	f->batch = b;
 	f->member = member;
 	f->end_ns = s->worker->core.now_ns + time_ns;
@@ -25,6 +26,15 @@ struct fetch *fetch_alloc(struct wsession *s, struct batch *b, struct store_memb
 	dray_list_init(&f->asking);
 	silence_init(&f->silence);
 	return f;
+}
+
+void fetch_enter(struct fetch *f)
+{
+	struct wsession *s = f->session;
+
+	dray_list_add(&s->fetches, &f->link);
+	dray_map_add(&s->fetches_of, &f->of, &f->request, sizeof(f->request));
+	dray_map_add(&s->fetches_numbered, &f->numbered, &f->number, sizeof(f->number));
 }
 
 struct fetch *fetch_new(struct wsession *s, const struct dmsg_store_put *m,
@@ -114,6 +124,8 @@ void fetch_free(struct fetch *f)
 	silence_end(&f->silence);
 	dray_list_del(&f->asking);
 	dray_list_del(&f->link);
+	dray_map_del(&f->session->fetches_of, &f->of);
+	dray_map_del(&f->session->fetches_numbered, &f->numbered);
 	free(f);
 }
 
@@ -150,10 +162,10 @@ bool fetch_is_late(const struct fetch *f)
 
 static struct fetch *fetch_asking(struct wsession *s, uint64_t request)
 {
-	dray_list_for_each(&s->fetches, f, struct fetch, link)
-		if (f->batch->call.request_id == request && !f->ask)
-			return f;
-	return NULL;
+	struct fetch *f = dray_map_entry(dray_map_find(&s->fetches_of, &request, sizeof(request)),
+					 struct fetch, of);
+
+	return f && !f->ask ? f : NULL;
 }
 
 bool fetch_asks(struct wsession *s, uint64_t request)

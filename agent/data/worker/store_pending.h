@@ -15,11 +15,14 @@ struct ask_holder {
 };
 
 struct fetch {
-	struct dray_list link; /* on session->fetches */
+	struct dray_list link;         /* on session->fetches */
+	struct dray_map_node of;       /* in session->fetches_of */
+	struct dray_map_node numbered; /* in session->fetches_numbered */
 	struct dray_list
 		asking; /* on worker->asking, while the control thread or `holder` has the ask */
 	struct wsession *session;
-	uint64_t number; /* of this worker; the ask's */
+	uint64_t number;  /* of this worker; the ask's */
+	uint64_t request; /* the id of the batch, which ends first */
 	struct batch *batch;
 	struct store_member *member;
 	dray_handle region;
@@ -57,6 +60,8 @@ struct fetch *fetch_alloc(struct wsession *s, struct batch *b, struct store_memb
 /* The same for a GET, with its items. */
 struct fetch *fetch_new(struct wsession *s, const struct dmsg_store_put *m,
 			struct store_member *member, struct batch *b);
+/* It is one of its session's. */
+void fetch_enter(struct fetch *f);
 /* Without the batch. */
 void fetch_free(struct fetch *f);
 /* The request ends without its bytes. err: why, or NULL if the code says it. */

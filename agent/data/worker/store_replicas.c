@@ -50,7 +50,7 @@ bool replicas_begin(struct wsession *s, struct batch *b)
 	}
 	f->end_ns = b->end_ns;
 	b->copied_ns = now;
-	dray_list_add(&s->fetches, &f->link);
+	fetch_enter(f);
 	fetch_send(f, dray_take(b->replicas));
 	return true;
 }
