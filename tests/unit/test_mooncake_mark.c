@@ -4,6 +4,7 @@
 #include <netinet/tcp.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -319,6 +320,23 @@ static void test_others(void **state)
 	assert_int_equal(mark(), 1);
 }
 
+/* A call that meets a missing page behind other bytes returns those: the page is noticed although nothing follows. */
+static void test_missing_page(void **state)
+{
+	uint8_t *page = lab->region.view->extents[0].base + BYTES - 4096;
+
+	begin(true, 0, BYTES);
+	work();
+	/* in pieces, which the kernel does not put together */
+	for (unsigned at = 0; at < BYTES; at += 256)
+		feed(bytes + at, 256);
+	assert_int_equal(mprotect(page, 4096, PROT_NONE), 0);
+	work();
+	assert_int_equal(mprotect(page, 4096, PROT_READ | PROT_WRITE), 0);
+	assert_int_equal(lab->rig.n_faults, 1);
+	assert_true(dray_list_empty(&lab->m->conns));
+}
+
 static void test_head_in_pieces(void **state)
 {
 	uint8_t head[MOONCAKE_REQUEST_BYTES] = { SMALL, [13] = 0x7f };
@@ -401,6 +419,7 @@ int main(void)
 		TEST(test_read),
 		TEST(test_others),
 		TEST(test_head_in_pieces),
+		TEST(test_missing_page),
 		TEST(test_head_alone),
 		TEST(test_one_byte),
 		TEST(test_refused),

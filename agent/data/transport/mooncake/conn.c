@@ -316,7 +316,7 @@ static bool receive_payload(struct mooncake_conn *c, int64_t *budget)
 {
 	struct iovec *iov = c->m->iov;
 	struct msghdr msg = { .msg_iov = iov, .msg_iovlen = places(c, iov, 0, *budget) };
-	uint64_t asked = asked_of(&msg);
+	uint64_t room = asked_of(&msg), asked = room;
 	bool more = true;
 	ssize_t n;
 
@@ -335,8 +335,11 @@ static bool receive_payload(struct mooncake_conn *c, int64_t *budget)
 		*budget -= n;
 		c->since_ns = c->m->c->now_ns;
 		c->m->c->moved_ns = c->m->c->now_ns;
-		/* unless the end of the stream is there as well */
-		c->readable = c->hup || (uint64_t)n == asked;
+		/*
+		 * Unless the end of the stream is there as well, or it ended inside the payload, perhaps at a missing page, which
+		 * only the next call reports.
+		 */
+		c->readable = c->hup || (uint64_t)n == asked || (uint64_t)n < room;
 		moved(c, payload);
 		head_received(c, (uint64_t)n - payload);
 	}
