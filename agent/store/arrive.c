@@ -15,6 +15,8 @@ struct arrival {
 struct store_arrivals {
 	struct store *store;
 	uint32_t n;
+	uint32_t cleared;  /* those that are right, or have zeros */
+	uint64_t clear_at; /* in the next one */
 	struct arrival v[];
 };
 
@@ -121,6 +123,23 @@ static void arrive(struct store *s, const struct arrival *v)
 	dray_list_init(&g->link);
 }
 
+bool store_arrivals_clear(struct store_arrivals *a, uint64_t *left)
+{
+	for (; a->cleared < a->n; a->cleared++, a->clear_at = 0) {
+		const struct store_object *o = a->v[a->cleared].object;
+		uint64_t n = dray_min(object_bytes(o) - a->clear_at, *left);
+
+		if (a->v[a->cleared].right)
+			continue;
+		memset(a->store->base + store_object_offset(o) + a->clear_at, 0, n);
+		*left -= n;
+		a->clear_at += n;
+		if (a->clear_at < object_bytes(o))
+			return false;
+	}
+	return true;
+}
+
 void store_arrive(struct store_arrivals *a)
 {
 	struct store *s = a->store;
@@ -128,9 +147,6 @@ void store_arrive(struct store_arrivals *a)
 	for (uint32_t i = 0; i < a->n; i++) {
 		const struct arrival *v = &a->v[i];
 
-		if (!v->right)
-			memset(s->base + store_object_offset(v->object), 0,
-			       object_bytes(v->object));
 		pthread_mutex_lock(&s->lock);
 		arrive(s, v);
 		pthread_mutex_unlock(&s->lock);

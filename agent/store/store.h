@@ -291,6 +291,8 @@ void store_passed(const struct store_member *m, struct store_key key, uint64_t b
  * corrupt, and their bytes are zeros. Consumes the arrivals.
  */
 void store_arrive(struct store_arrivals *a);
+/* Before that: writes the zeros, at most *left bytes, which it takes from that. False: there are more. */
+bool store_arrivals_clear(struct store_arrivals *a, uint64_t *left);
 /* Instead: the objects are dropped. NULL is allowed. */
 void store_arrivals_drop(struct store_arrivals *a);
 

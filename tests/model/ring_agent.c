@@ -120,6 +120,11 @@ int64_t directs_tick(struct worker *w)
 	return INT64_MAX;
 }
 
+int64_t places_clear(struct worker *w)
+{
+	return INT64_MAX;
+}
+
 int64_t silences_tick(struct worker *w)
 {
 	return INT64_MAX;

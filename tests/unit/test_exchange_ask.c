@@ -1231,7 +1231,7 @@ static void arrive(bool keep)
 	struct store_get gets[3] = { 0 };
 	struct dmsg_store_result r[3];
 	uint8_t *base = store_region(rig.s.store)->extents[0].base;
-	uint64_t at[3];
+	uint64_t at[3], left = 4000;
 
 	for (unsigned i = 0; i < 3; i++) {
 		struct store_object *o;
@@ -1241,6 +1241,13 @@ static void arrive(bool keep)
 		memset(base + at[i], 'x', 5000);
 		store_arrivals_add(a, o, 7, 7 + (i == 1), &gets[i]);
 	}
+	assert_false(store_arrivals_clear(a, &left));
+	assert_int_equal(left, 0);
+	assert_int_equal(base[at[1] + 3999], 0);
+	assert_int_equal(base[at[1] + 4000], 'x');
+	left = 4000;
+	assert_true(store_arrivals_clear(a, &left));
+	assert_int_equal(left, 3000);
 	store_arrive(a);
 	assert_int_equal(store_get_end(&gets[2]), DMSG_STORE_STATUS_OK);
 	assert_int_equal(base[at[0]], 'x');

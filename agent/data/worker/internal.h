@@ -98,6 +98,7 @@ struct worker {
 	struct dray_list asking; /* requests whose keys other agents are asked for */
 	struct dray_list
 		watched; /* struct silence: those that read from another agent now, by look_ns */
+	struct dray_list clearing;       /* struct fetch: whose wrong bytes are zeroed */
 	struct dray_slots keep_sessions; /* struct wsession: sessions of keeps, by their handles */
 	struct dray_list keeps, kept; /* struct store_keep: in progress, and ended in this turn */
 	struct dray_list readings; /* of these, whose memory a transfer or a device may still use */
@@ -272,6 +273,8 @@ void readings_check(struct worker *w, bool all);
 
 /* store_silence.c: ends transfers from agents that are silent. Returns when to call again at the latest. */
 int64_t silences_tick(struct worker *w);
+/* store_place.c: zeroes wrong bytes of one request, at most for some ten microseconds. Returns when to go on. */
+int64_t places_clear(struct worker *w);
 
 /* store_held.c: the session ends; its fetches have. */
 void helds_close(struct wsession *s);

@@ -24,6 +24,7 @@ struct fetch *fetch_alloc(struct wsession *s, struct batch *b, struct store_memb
 	f->end_ns = s->worker->core.now_ns + time_ns;
 	dray_list_init(&f->link);
 	dray_list_init(&f->asking);
+	dray_list_init(&f->clears);
 	silence_init(&f->silence);
 	return f;
 }
@@ -123,6 +124,7 @@ void fetch_free(struct fetch *f)
 	free(f->ops);
 	silence_end(&f->silence);
 	dray_list_del(&f->asking);
+	dray_list_del(&f->clears);
 	dray_list_del(&f->link);
 	dray_map_del(&f->session->fetches_of, &f->of);
 	dray_map_del(&f->session->fetches_numbered, &f->numbered);

@@ -6,6 +6,14 @@
 #include "agent/data/worker/store_silence.h"
 
 struct landing;
+
+/* What is zeroed next, of the ranges of keys with wrong bytes. */
+struct clearing {
+	uint32_t item, first; /* whose first range it is */
+	uint32_t range;
+	uint64_t at;   /* in this range */
+	uint64_t done; /* bytes of the item */
+};
 struct reading;
 
 /* Has the ask of a fetch in place of the control thread, until it has the answers. */
@@ -46,6 +54,8 @@ struct fetch {
 	const uint8_t *items, *ranges; /* of the request, in wire form */
 	uint32_t at_item;              /* ranges_of() goes on there */
 	const uint8_t *at_ranges;
+	struct dray_list clears; /* on worker->clearing */
+	struct clearing clearing;
 	uint8_t data[];
 };
 

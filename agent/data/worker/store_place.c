@@ -9,6 +9,14 @@
 #include "lib/cleanup.h"
 #include "lib/fault.h"
 
+/*
+ * Bytes that are zeroed in one turn of the worker, because others wait meanwhile; what a range costs beside its bytes; and the bytes for
+ * one unit of work (transfer/owner.h).
+ */
+#define CLEAR_STEP (256u << 10)
+#define CLEAR_RANGE 256u
+#define CLEAR_WORK_BYTES 32u
+
 /* Goes on from the item of the last call, because the keys of an ask have the order of their items. */
 static const uint8_t *ranges_of(struct fetch *f, uint32_t item, uint32_t *ret_n)
 {
@@ -147,27 +155,6 @@ static void write_zeros(void *arg)
 	}
 }
 
-/* The bytes in the ranges of a key are wrong. */
-static void clear_ranges(struct fetch *f, const struct store_asked *k,
-			 const struct region_view *region)
-{
-	uint32_t n;
-	const uint8_t *ranges = ranges_of(f, k->item, &n);
-
-	for (uint64_t left = k->length; left; ranges += DMSG_STORE_RANGE_SIZE) {
-		struct dmsg_store_range r;
-		struct zeros z;
-
-		dmsg_store_range_get(ranges, &r);
-		z = (struct zeros){ region, r.offset, dray_min(r.length, left) };
-		if (fault_run(write_zeros, &z) < 0) {
-			xfer_memory_fault(&worker_of_fetch(f)->core, region->o.session);
-			return;
-		}
-		left -= z.bytes;
-	}
-}
-
 static enum dmsg_store_status keep_arrived(struct store_object *o, const struct store_asked *k,
 					   uint32_t sum)
 {
@@ -177,7 +164,7 @@ static enum dmsg_store_status keep_arrived(struct store_object *o, const struct 
 	return DMSG_STORE_STATUS_CORRUPT;
 }
 
-void place_arrived(struct fetch *f, uint32_t i, uint32_t sum, const struct region_view *region)
+void place_arrived(struct fetch *f, uint32_t i, uint32_t sum)
 {
 	struct store_asked *k = &f->ask->v[i];
 	struct landing *l = &f->landings[i];
@@ -199,10 +186,9 @@ void place_arrived(struct fetch *f, uint32_t i, uint32_t sum, const struct regio
 	}
 	f->batch->results[k->item].status = right ? DMSG_STORE_STATUS_OK :
 						    DMSG_STORE_STATUS_CORRUPT;
-	if (!right) {
-		clear_ranges(f, k, region);
+	/* places_done() clears the ranges */
+	if (!right)
 		return;
-	}
 	core_count(counters, DRAY_METRIC_STORE_READ_BYTES_TOTAL, k->length);
 	store_passed(f->member, (struct store_key){ k->key, k->n_key }, k->length, k->cost_us);
 }
@@ -286,12 +272,97 @@ bool places_begin(struct fetch *f)
 	return true;
 }
 
+/* Wrong bytes are in the ranges of the client, or were. */
+static bool is_wrong(const struct batch *b, uint32_t item)
+{
+	return b->results[item].status == DMSG_STORE_STATUS_CORRUPT && !b->gets[item].object &&
+	       !b->gets[item].arrives;
+}
+
+/* Zeroes more of the ranges of this key, and takes its bytes and a cost for each range from *left. False: there is more. */
+static bool clear_key(struct fetch *f, const struct region_view *region, uint64_t *left)
+{
+	struct clearing *c = &f->clearing;
+	uint64_t bytes = f->batch->results[c->item].length;
+
+	while (c->done < bytes) {
+		struct dmsg_store_range r;
+		struct zeros z;
+
+		if (!*left)
+			return false;
+		dmsg_store_range_get(f->ranges + (size_t)c->range * DMSG_STORE_RANGE_SIZE, &r);
+		z = (struct zeros){ region, r.offset + c->at, dray_min(r.length - c->at, *left) };
+		z.bytes = dray_min(z.bytes, bytes - c->done);
+		if (fault_run(write_zeros, &z) < 0) {
+			xfer_memory_fault(&worker_of_fetch(f)->core, region->o.session);
+			return true;
+		}
+		c->done += z.bytes;
+		c->at += z.bytes;
+		*left -= dray_min(*left, z.bytes + CLEAR_RANGE);
+		if (c->at < r.length)
+			continue;
+		c->range++;
+		c->at = 0;
+	}
+	return true;
+}
+
+/* Zeroes more of the ranges of all keys with wrong bytes. False: there is more. */
+static bool clear_ranges(struct fetch *f, uint64_t *left)
+{
+	struct clearing *c = &f->clearing;
+	const struct object *o = object_get(&worker_of_fetch(f)->core, OBJECT_REGION, f->region);
+	const struct region_view *region = o ? object_region(o) : NULL;
+
+	/* the region may have ended meanwhile */
+	if (!region || region->memory != REGION_HOST)
+		return true;
+	while (c->item < f->n_items) {
+		struct dmsg_store_item it;
+
+		if (is_wrong(f->batch, c->item) && !clear_key(f, region, left))
+			return false;
+		dmsg_store_item_get(f->items + (size_t)c->item * DMSG_STORE_ITEM_SIZE, &it);
+		c->first += it.ranges;
+		*c = (struct clearing){ .item = c->item + 1, .first = c->first, .range = c->first };
+	}
+	return true;
+}
+
+/* Zeroes more of what is wrong. False: there is more, for the next turns. */
+static bool clear_some(struct fetch *f)
+{
+	uint64_t left = CLEAR_STEP;
+	bool all = (!f->arrivals || store_arrivals_clear(f->arrivals, &left)) &&
+		   (f->keeps || clear_ranges(f, &left));
+
+	owner_charge(f->session->xs.owner, (CLEAR_STEP - left) / CLEAR_WORK_BYTES);
+	return all;
+}
+
+int64_t places_clear(struct worker *w)
+{
+	struct fetch *f = dray_list_first(&w->clearing, struct fetch, clears);
+
+	if (f) {
+		dray_list_del(&f->clears);
+		places_done(f);
+	}
+	return dray_list_empty(&w->clearing) ? INT64_MAX : w->core.now_ns;
+}
+
 void places_done(struct fetch *f)
 {
 	struct wsession *s = f->session;
 	struct batch *b = f->batch;
 	struct dray_err err = DRAY_ERR_NULL;
 
+	if (!clear_some(f)) {
+		dray_list_move(&s->worker->clearing, &f->clears);
+		return;
+	}
 	if (f->arrivals)
 		store_arrive(dray_take(f->arrivals));
 	arrived_ops(f);

@@ -16,11 +16,11 @@ uint64_t place_room(struct fetch *f, uint32_t item);
 bool places_begin(struct fetch *f);
 /* Writes the operations that read a key from its source. Returns how many. */
 uint32_t place_ops(struct fetch *f, uint32_t i, uint8_t *ops);
-/* The bytes of a key are in place; sum: their checksum. region: of the client. */
-void place_arrived(struct fetch *f, uint32_t i, uint32_t sum, const struct region_view *region);
+/* The bytes of a key are in place; sum: their checksum. */
+void place_arrived(struct fetch *f, uint32_t i, uint32_t sum);
 /* What a key that was found nowhere, or not read, is answered. */
 void place_failed(struct fetch *f, struct store_asked *k);
 /* The bytes of a key did not come: it may be had elsewhere; or later, if its agent was only too slow. */
 void place_lost(struct fetch *f, uint32_t i, bool slow);
-/* All have ended: the GET goes on as if all had been here, some of them on disk. */
+/* All have ended: the GET goes on as if all had been here, some of them on disk. Wrong bytes are zeroed before, in several turns. */
 void places_done(struct fetch *f);

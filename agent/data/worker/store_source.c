@@ -106,9 +106,8 @@ static void count_answered(const struct fetch *f, uint64_t n)
 	core_count(counters, DRAY_METRIC_STORE_REMOTE_FOUND_TOTAL, f->ask->sent ? 0 : n);
 }
 
-/* All its bytes are in place. region: of the client. */
-static void source_arrived(struct fetch *f, const struct reading *r,
-			   const struct region_view *region)
+/* All its bytes are in place. */
+static void source_arrived(struct fetch *f, const struct reading *r)
 {
 	const struct arriving *next = r->arriving;
 
@@ -117,7 +116,7 @@ static void source_arrived(struct fetch *f, const struct reading *r,
 	f->batch->agents_ns = dray_now().ns;
 	for (uint32_t i = 0; i < f->ask->n; i++)
 		if (f->landings[i].wanted && f->ask->v[i].source == f->source)
-			place_arrived(f, i, next++->crc, region);
+			place_arrived(f, i, next++->crc);
 }
 
 /* Its bytes came with the answer to the lookup. */
@@ -134,7 +133,7 @@ static void source_copy(struct fetch *f)
 		if (!f->landings[i].wanted || k->source != f->source)
 			continue;
 		memcpy(store + store_object_offset(f->landings[i].object), from, k->length);
-		place_arrived(f, i, dray_crc32c(0, from, k->length), NULL);
+		place_arrived(f, i, dray_crc32c(0, from, k->length));
 		n++;
 	}
 	count_answered(f, n);
@@ -199,7 +198,7 @@ static void source_read(struct core *c, struct xfer *x)
 	else if (c->now_ns >= f->ask->sources[f->source].end_ns)
 		source_lapsed(f);
 	else
-		source_arrived(f, r, object_region(x->local));
+		source_arrived(f, r);
 	f->lingering = NULL;
 	f->source++;
 	sources_end(f);
