@@ -20,9 +20,10 @@
 #define GROUP_RDMA_NOTIFY (1u << (4 - 1))
 /* lib/kobject_uevent.c: messages of the kernel; udev repeats them in another group */
 #define GROUP_UEVENT 1u
+#define RTMGRP_IPV6_RULE (1u << (RTNLGRP_IPV6_RULE - 1))
 #define ROUTE_GROUPS                                                                 \
 	(RTMGRP_LINK | RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR | RTMGRP_IPV4_ROUTE | \
-	 RTMGRP_IPV6_ROUTE)
+	 RTMGRP_IPV6_ROUTE | RTMGRP_IPV4_RULE | RTMGRP_IPV6_RULE)
 /* Room for a burst of events. */
 #define RECEIVE_BUFFER (1 << 20)
 

@@ -66,7 +66,7 @@ struct nd_links {
 	struct nd_route *routes; /* tables main and default, in the order of the kernel */
 	size_t n_routes;
 	/*
-	 * Of all tables, with the next hops of multipath routes and without what changes as time passes: while it is the same, so are
+	 * Of all tables and the rules that choose one, with the next hops of multipath routes and without what changes as time passes: while it is the same, so are
 	 * the kernel's answers to look-ups. A dump that was interrupted and repeated counts twice.
 	 */
 	uint64_t routes_hash;

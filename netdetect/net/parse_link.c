@@ -244,6 +244,9 @@ int nd_link_message(uint16_t type, const void *payload, size_t n, void *arg)
 		return parse_addr(payload, n, arg);
 	case RTM_NEWROUTE:
 		return parse_route(payload, n, arg);
+	case RTM_NEWRULE:
+		((struct nd_links *)arg)->routes_hash += dray_hash(0, payload, n);
+		return 0;
 	default:
 		return 0;
 	}

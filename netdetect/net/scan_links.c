@@ -2,6 +2,7 @@
 /* Reads links, addresses and routes from rtnetlink and sysfs. */
 #include "netdetect/net/link.h"
 
+#include <linux/fib_rules.h>
 #include <linux/rtnetlink.h>
 #include <stdlib.h>
 
@@ -46,6 +47,8 @@ static int dump_all(const struct nd_source *s, struct nd_links *l, struct dray_e
 	static const struct ifinfomsg link = { .ifi_family = AF_UNSPEC };
 	static const struct ifaddrmsg addr = { .ifa_family = AF_UNSPEC };
 	static const struct rtmsg route = { .rtm_family = AF_UNSPEC };
+	static const struct fib_rule_hdr rule = { .family = AF_UNSPEC };
+	struct dray_err err = DRAY_ERR_NULL;
 	int r = nd_query(s, ND_GET_LINKS, &link, sizeof(link), nd_link_message, l, &l->n_links,
 			 reterr);
 
@@ -55,7 +58,11 @@ static int dump_all(const struct nd_source *s, struct nd_links *l, struct dray_e
 	if (r >= 0)
 		r = nd_query(s, ND_GET_ROUTES, &route, sizeof(route), nd_link_message, l,
 			     &l->n_routes, reterr);
-	return r;
+	if (r < 0)
+		return r;
+	r = nd_query(s, ND_GET_RULES, &rule, sizeof(rule), nd_link_message, l, NULL, &err);
+	/* a kernel without policy routing has none */
+	return nd_is_transient(r) ? dray_err_set(reterr, r, err.code, "%s", err.msg) : 0;
 }
 
 int nd_links_scan(const struct nd_source *s, struct nd_links *ret, struct dray_err *reterr)

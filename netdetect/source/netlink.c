@@ -48,6 +48,7 @@ static const struct request {
 	[ND_GET_LINKS] = { "link", NETLINK_ROUTE, RTM_GETLINK, true },
 	[ND_GET_ADDRS] = { "addr", NETLINK_ROUTE, RTM_GETADDR, true },
 	[ND_GET_ROUTES] = { "route", NETLINK_ROUTE, RTM_GETROUTE, true },
+	[ND_GET_RULES] = { "rule", NETLINK_ROUTE, RTM_GETRULE, true },
 	[ND_GET_ROUTE_TO] = { "route_to", NETLINK_ROUTE, RTM_GETROUTE, false },
 	[ND_GET_LISTENERS] = { "listen", NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, true },
 	[ND_GET_RDMA_DEVICES] = { "rdma_dev", NETLINK_RDMA, RDMA(RDMA_NLDEV_CMD_GET), true },

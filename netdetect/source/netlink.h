@@ -23,6 +23,7 @@ enum nd_request {
 	ND_GET_LINKS,
 	ND_GET_ADDRS,
 	ND_GET_ROUTES,
+	ND_GET_RULES,
 	ND_GET_ROUTE_TO, /* one route; live only */
 	ND_GET_LISTENERS,
 	ND_GET_RDMA_DEVICES,

@@ -109,6 +109,44 @@ static void scan_while_it_changes(void)
 	waitpid(changing, NULL, 0);
 }
 
+static uint64_t routes_hash(void)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+	struct nd_links l = { 0 };
+	uint64_t hash;
+
+	CHECK(nd_links_scan(&ND_SOURCE_LIVE, &l, &err) == 0);
+	hash = l.routes_hash;
+	nd_links_deinit(&l);
+	return hash;
+}
+
+/* They decide which routes a look-up sees. */
+static void rules(void)
+{
+	static const char *const commands[] = { "ip rule add from 10.0.0.1 table 100",
+						"ip -6 rule add from fd00::1 table 100" };
+	struct dray_err err = DRAY_ERR_NULL;
+	uint64_t before = routes_hash();
+	struct nd_monitor *m;
+
+	CHECK(nd_monitor_new(&m, &err) == 0);
+	CHECK(before == routes_hash());
+	for (unsigned i = 0; i < 2; i++) {
+		CHECK(system(commands[i]) == 0);
+		CHECK(readable(m, 10000));
+		CHECK(nd_monitor_read(m) == ND_CHANGE_LINKS);
+		CHECK(before != routes_hash());
+		before = routes_hash();
+	}
+	nd_monitor_free(m);
+}
+
+static void test_rules(void **state)
+{
+	netns_run(rules);
+}
+
 static void test_changes(void **state)
 {
 	netns_run(changes);
@@ -128,6 +166,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_changes),
+		cmocka_unit_test(test_rules),
 		cmocka_unit_test(test_storm),
 		cmocka_unit_test(test_scan_while_it_changes),
 	};
