@@ -320,10 +320,15 @@ void item_leave_memory(struct store_object *o, bool evicted);
  */
 enum dmsg_store_status item_fetch(struct store_object *o, struct turns_share *share,
 				  struct store_effort *e);
+/* Evictions that are left. */
+static inline uint32_t effort_left(const struct store_effort *e)
+{
+	return (e->max ? e->max : STORE_EVICTED_AT_ONCE) - e->done;
+}
 /* One more eviction is allowed, and counted. */
 static inline bool effort_evicts(struct store_effort *e)
 {
-	e->more = e->done >= (e->max ? e->max : STORE_EVICTED_AT_ONCE);
+	e->more = !effort_left(e);
 	if (e->more)
 		return false;
 	e->done++;

@@ -304,15 +304,18 @@ static struct segment *largest_clearable(struct store_space *sp)
  */
 static void memory_claim(struct store_space *sp, struct store_effort *e)
 {
+	/* the other half is for its own objects: it need not wait until a segment with very many has been cleared */
+	struct store_effort half = { .max = effort_left(e) / 2 };
 	struct segment *g;
 
 	dray_list_for_each(&sp->store->spaces, other, struct store_space, link)
 		if (other != sp && memory_shrink(other))
 			return;
 	g = largest_clearable(sp);
-	if (!sp->store->cfg.evict || !g || sp->memory >= g->space->memory / 2)
+	if (!sp->store->cfg.evict || !g || sp->memory >= g->space->memory / 2 || !half.max)
 		return;
-	memory_clear(g, e);
+	memory_clear(g, &half);
+	e->done += half.done;
 	if (!g->objects)
 		memory_shrink(g->space);
 }

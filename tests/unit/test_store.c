@@ -908,10 +908,47 @@ static void test_kept_while_it_is_cleared(void **state)
 	store_rig_end(&rig);
 }
 
+/* A PUT whose evictions are divided gets room among its own objects, before a large segment of another owner is cleared for it. */
+static void test_divided_put_beside_many_small_objects(void **state)
+{
+	struct store_config cfg = store_rig_config(NULL, 0);
+	struct store_effort e = { .max = 32 };
+	struct dray_err err = DRAY_ERR_NULL;
+	enum dmsg_store_status status;
+	struct store_member *m[2];
+	struct store_user *u[2];
+	struct store_object *o;
+	unsigned steps = 0;
+	char text[16];
+
+	(void)state;
+	store_rig_make(&rig, cfg);
+	rig.budgets.of[RESOURCE_STORE_BYTES].max = 64 * MIB;
+	for (unsigned i = 0; i < 2; i++) {
+		u[i] = store_user_new(rig.store, &rig.accounts[i], &err);
+		m[i] = store_join(u[i], (struct dray_str){ "", 0 }, &err);
+		for (unsigned k = 0; k < (i ? 4 : 12) * MIB / 64; k++)
+			put_bytes(m[i], text, k, 64);
+	}
+	assert_int_equal(store_totals(rig.store).evictions, 0);
+	do {
+		e.done = 0;
+		e.more = false;
+		status = store_put_begin(m[1], key_of(text, 1 << 20), 65536, 1, &e, &o);
+		assert_true(++steps < 200);
+	} while (e.more);
+	assert_int_equal(status, DMSG_STORE_STATUS_OK);
+	store_put_end(o, true);
+	for (unsigned i = 0; i < 2; i++)
+		store_user_free(u[i]);
+	store_rig_end(&rig);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_random),
+		cmocka_unit_test(test_divided_put_beside_many_small_objects),
 		cmocka_unit_test(test_search_beside_puts),
 		cmocka_unit_test(test_index_grows_by_steps),
 		cmocka_unit_test(test_search_keeps_the_best),
