@@ -41,6 +41,7 @@ enum rdma_command {
 	RDMA_WINDOW, /* peer; arg: struct rdma_share, consumed */
 	RDMA_STAGED, /* peer; arg: struct rdma_stage_request, returned; code: DRAY_OK or the error */
 	RDMA_COPY,   /* peer; arg: struct rdma_copy, borrowed until COPIED */
+	RDMA_PATH_UNREACHABLE, /* peer, id: rdma_path_id(): the same of this path; transfers that need it use another transport */
 	RDMA_UNREACHABLE, /* peer, id: class without a queue pair that works or is waited for; pending transfers use another transport */
 	RDMA_ENGINE_UP, /* peer: an engine with Mooncake; arg: struct peer_link, borrowed until ENGINE_GONE */
 	RDMA_ENGINE_DOWN, /* peer: no remote of the engine is left; answered by ENGINE_GONE */
@@ -75,7 +76,7 @@ enum rdma_fallback {
 	RDMA_FALLBACK_LOCAL,
 	/* the owner has neither registered the region on a rail in reach nor provided a window for it */
 	RDMA_FALLBACK_REMOTE,
-	RDMA_FALLBACK_UNREACHABLE, /* no queue pair works */
+	RDMA_FALLBACK_UNREACHABLE, /* no queue pair works between rails on which the memory of both sides is registered */
 };
 
 /* Written by workers, read by the control thread. They live as long as the agent (rails) or the peer (paths). */
@@ -96,11 +97,17 @@ struct rdma_pair {
 	uint32_t rail, to_rail; /* here, at the peer */
 };
 
-/* Rails here and rails of the peer that reach each other. */
+/* Rails here and rails of the peer that reach each other. A rail here has one path. */
 struct rdma_paths {
+	uint64_t unreachable[2]; /* by class: mask of rails here, see PATH_UNREACHABLE */
 	uint32_t n;
 	struct rdma_pair v[];
 };
+
+static inline uint64_t rdma_path_id(uint32_t rail, enum dmsg_class class)
+{
+	return rail << 1 | class;
+}
 
 /* This worker's part of the window of the peer for this agent. */
 struct rdma_share {

@@ -40,6 +40,7 @@ struct lab {
 	/* messages to workers and peers */
 	struct transport_message told[TOLD_MAX];
 	unsigned n_told;
+	uint64_t unreachable[2];       /* of the last PATHS */
 	struct rail_keys *keys;        /* of the region published last; one reference */
 	struct rail_keys *held;        /* a reference, as of a work request in flight */
 	struct rail_keys *staging;     /* from the last message; one reference */
@@ -314,6 +315,9 @@ static inline void keep(const struct transport_message *m)
 {
 	assert_true(lab->n_told < TOLD_MAX);
 	lab->told[lab->n_told++] = *m;
+	if (m->type == RDMA_PATHS)
+		memcpy(lab->unreachable, ((const struct rdma_paths *)m->arg)->unreachable,
+		       sizeof(lab->unreachable));
 	if (m->type == RDMA_PATHS || m->type == RDMA_QP_UP)
 		free(m->arg);
 	if (m->type == RDMA_WINDOW) {

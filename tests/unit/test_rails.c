@@ -620,6 +620,56 @@ static void test_connect_fails_in_turn(void **state)
 	part();
 }
 
+static void match_again(void)
+{
+	unsigned n = told(RDMA_PATHS);
+
+	paths_refresh(lab->rails, true);
+	UNTIL(told(RDMA_PATHS) > n);
+}
+
+/* The worker is told of the path that fails, so that transfers which need it do not wait, and the other path goes on. */
+static void test_one_path_fails(void **state)
+{
+	union pmsg_body none = { .ports = { { NULL, 0 } } };
+	unsigned kept = 0;
+
+	see(2, 2, 3);
+	UNTIL(IS(0, "up") && IS(1, "up"));
+	meet(2);
+	say(RDMA_WANTED, 0, 0);
+	UNTIL(lab->n_asked == 6);
+	for (unsigned i = 0; i < 6; i++) {
+		const struct qp *q = lab->asked_arg[i];
+
+		if (q->rail->number == 1) {
+			lab->asked_fn[i](lab->asked_arg[i], DRAY_E_IO, &none);
+			continue;
+		}
+		lab->asked_fn[kept] = lab->asked_fn[i];
+		lab->asked_arg[kept++] = lab->asked_arg[i];
+	}
+	lab->n_asked = kept;
+	assert_int_equal(kept, 3);
+	UNTIL(told(RDMA_PATH_UNREACHABLE) == 2);
+	assert_int_equal(last(RDMA_PATH_UNREACHABLE)->id >> 1, 1);
+	/* the same holds for the paths of the next match */
+	match_again();
+	assert_int_equal(lab->unreachable[0], 2);
+	assert_int_equal(lab->unreachable[1], 2);
+	UNTIL(lab->closes == 3);
+	for (unsigned i = 0; i < 3; i++)
+		lab->close_fn(lab->close_args[i], 0, NULL);
+	UNTIL(lab->n_asked == 6);
+	answer_connects(0);
+	UNTIL(told(RDMA_QP_UP) == 6);
+	match_again();
+	assert_int_equal(lab->unreachable[0] | lab->unreachable[1], 0);
+	assert_int_equal(told(RDMA_PATH_UNREACHABLE), 2);
+	assert_int_equal(told(RDMA_UNREACHABLE), 0);
+	part();
+}
+
 static int workers_setup(void **state)
 {
 	setup(state);
@@ -1260,6 +1310,7 @@ int main(void)
 		TEST(keys_of_a_device_that_goes),
 		TEST(connect_fails),
 		TEST(connect_fails_in_turn),
+		TEST(one_path_fails),
 		cmocka_unit_test_setup_teardown(test_connect_fails_for_one_worker, workers_setup,
 						teardown),
 		TEST(path_moves_nothing),

@@ -423,6 +423,7 @@ static void remote_on_rail_1(struct remote_view *v)
 	k->v[0] = k->v[2];
 	k->v[1] = k->v[3];
 	k->n = 2;
+	k->rails = 0;
 	rail_keys_seal(k, BYTES, false);
 	object_set_keys(&lab->rig.core, OBJECT_REMOTE, REMOTE + 1, k);
 }
@@ -832,6 +833,56 @@ static void test_moves_to_next_transport(void **state)
 	assert_int_equal(last()->code, DRAY_E_CANCELLED);
 }
 
+/* The memory of one owner is known only on a rail whose queue pairs fail, and another rail works: its transfers do not wait for the first one. */
+static void test_path_fails_beside_another(void **state)
+{
+	struct core *c = &lab->rig.core;
+	struct remote_view second;
+	struct rig_session other;
+	struct fake_qp *a, *b;
+
+	rig_session_init(&lab->rig, &other, SESSION + 1);
+	set_keys(2, 1);
+	set_paths(2);
+	remote_on_rail_1(&second);
+	a = add_qp(0, DMSG_CLASS_BULK, 256, 0);
+	b = add_qp(1, DMSG_CLASS_BULK, 256, 0);
+	lab->spare_open = true;
+	/* one of its slices is in flight on the queue pair that fails, others wait */
+	submit_as(&other, DMSG_DIRECTION_WRITE, REMOTE + 1, BYTES);
+	turn();
+	assert_true(b->tail > 0);
+	break_down(b, IBV_WC_RETRY_EXC_ERR);
+	turn();
+	message(RDMA_PATH_UNREACHABLE, rdma_path_id(1, DMSG_CLASS_LATENCY), NULL);
+	message(RDMA_PATH_UNREACHABLE, rdma_path_id(0, DMSG_CLASS_LATENCY), NULL);
+	message(RDMA_QP_DEAD, 2, NULL);
+	turn();
+	assert_true(dray_list_empty(&lab->spare.flows));
+	message(RDMA_PATH_UNREACHABLE, rdma_path_id(1, DMSG_CLASS_BULK), NULL);
+	assert_false(dray_list_empty(&lab->spare.flows));
+	assert_false(dray_list_empty(&lab->adopted));
+	assert_int_equal(lab->rig.n_ended, 0);
+	/* the other rail is used, and new transfers need not wait for the first one either */
+	write_all(100);
+	submit_as(&other, DMSG_DIRECTION_WRITE, REMOTE + 1, 100);
+	assert_int_equal(lab->rig.told[lab->rig.n_told - 1].code, RDMA_FALLBACK_UNREACHABLE);
+	run_all();
+	assert_int_equal(a->tail, 1);
+	assert_int_equal(lab->rig.n_ended, 1);
+	/* it works again */
+	b = add_qp(1, DMSG_CLASS_BULK, 256, 0);
+	submit_as(&other, DMSG_DIRECTION_WRITE, REMOTE + 1, 100);
+	run_all();
+	assert_int_equal(b->tail, 1);
+	assert_int_equal(lab->rig.n_ended, 2);
+	dray_list_for_each(&other.xs.xfers, x, struct xfer, session_link)
+		xfer_stop(c, x, DRAY_E_CANCELLED, NULL, false);
+	assert_int_equal(other.xs.slices[DMSG_CLASS_BULK], 0);
+	object_drop(c, OBJECT_REMOTE, REMOTE + 1, DRAY_E_REVOKED, DROP_STOP);
+	xfer_session_deinit(&other.xs);
+}
+
 static void test_no_other_transport(void **state)
 {
 	simple(64);
@@ -1088,6 +1139,7 @@ int main(void)
 		TEST(no_path),
 		TEST(reasons),
 		TEST(moves_to_next_transport),
+		TEST(path_fails_beside_another),
 		TEST(no_other_transport),
 		TEST(fence_beside_a_silent_device),
 		TEST(fence_after_an_urgent_stop),

@@ -143,6 +143,7 @@ static void connect_done(struct dray_job *j)
 	path->refused &= (uint8_t) ~(1u << q->worker);
 	memset(path->unmade, 0, sizeof(path->unmade));
 	q->peer->given_up[q->class] &= (uint8_t) ~(1u << q->worker);
+	path->given_up[q->class] &= (uint8_t) ~(1u << q->worker);
 	if (path->fails && !is_futile(path))
 		log_info(AREA, "the path has recovered device=%s port=%u peer=%" PRIx64,
 			 q->rail->device_name, q->rail->port, q->peer->handle);
@@ -418,6 +419,18 @@ static bool may_connect(const struct path *path, int64_t now)
 	       device_is_open(path->rail->device) && path->retry_ns <= now;
 }
 
+/* No queue pair of the path exists or is expected: transfers that no other path suits use another transport meanwhile. */
+static void path_give_up(struct path *path, unsigned worker, enum dmsg_class class)
+{
+	uint8_t bit = (uint8_t)(1u << worker);
+
+	if (path->given_up[class] & bit)
+		return;
+	path->given_up[class] |= bit;
+	rails_tell(path->peer->rails, worker, RDMA_PATH_UNREACHABLE, path->peer->handle,
+		   rdma_path_id(path->rail->number, class), NULL);
+}
+
 static void connect_worker(struct rail_peer *peer, unsigned worker)
 {
 	const struct dray_config *cfg = peer->rails->cfg;
@@ -436,12 +449,13 @@ static void connect_worker(struct rail_peer *peer, unsigned worker)
 			       has_room(path, worker) &&
 			       qp_new(path, worker, (enum dmsg_class) class))
 				n++;
-			expected[class] += count(path, worker, (enum dmsg_class) class,
-						 !is_awaited(path, worker));
+			n = count(path, worker, (enum dmsg_class) class, !is_awaited(path, worker));
 			/* nothing else reaches an engine: transfers wait for the next attempt, unless the last one has failed */
-			if (peer->segment && path->active &&
-			    !((path->refused | path->full) >> worker & 1))
-				expected[class]++;
+			n += peer->segment && path->active &&
+			     !((path->refused | path->full) >> worker & 1);
+			expected[class] += n;
+			if (path->active && !n)
+				path_give_up(path, worker, (enum dmsg_class) class);
 		}
 		if (path->active && path->retry_ns > now)
 			rails_retry(peer, path->retry_ns);

@@ -115,6 +115,7 @@ struct path {
 	uint8_t refused;          /* the last attempt to make a queue pair has failed */
 	uint8_t full;             /* their completion queues had no room for a queue pair */
 	uint8_t crowded[2];       /* by class: as many former queue pairs are left as may be */
+	uint8_t given_up[2];      /* by class: these were told PATH_UNREACHABLE */
 	char reason[REASON_MAX];  /* why it was chosen */
 	char failure[REASON_MAX]; /* the last one */
 	struct rdma_counters counters;

@@ -127,10 +127,14 @@ static void paths_tell(struct rail_peer *peer)
 	for (unsigned i = 0; i < r->deps.pool->n; i++) {
 		struct rdma_paths *w = dray_calloc_sure(1, sizeof(*w) + n * sizeof(w->v[0]));
 
-		dray_list_for_each(&peer->paths, path, struct path, link)
-			if (path->active)
-				w->v[w->n++] =
-					(struct rdma_pair){ path->rail->number, path->to.rail };
+		dray_list_for_each(&peer->paths, path, struct path, link) {
+			if (!path->active)
+				continue;
+			w->v[w->n++] = (struct rdma_pair){ path->rail->number, path->to.rail };
+			for (unsigned class = 0; class < DRAY_ARRAY_SIZE(path->given_up); class ++)
+				w->unreachable[class] |= (uint64_t)(path->given_up[class] >> i & 1)
+							 << path->rail->number;
+		}
 		rails_tell(r, i, RDMA_PATHS, peer->handle, 0, w);
 	}
 }
@@ -249,6 +253,7 @@ static void path_return(struct path *path)
 	path->futile = 0;
 	path->retry_ns = 0;
 	memset(path->unmade, 0, sizeof(path->unmade));
+	memset(path->given_up, 0, sizeof(path->given_up));
 }
 
 static void match(struct rail_peer *peer);

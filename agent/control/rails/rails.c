@@ -424,7 +424,8 @@ static void log_fallback(struct rails *r, dray_handle peer, uint32_t code)
 		[RDMA_FALLBACK_REMOTE] =
 			"the owner has neither registered the region with a device in reach "
 			"nor given a window for it",
-		[RDMA_FALLBACK_UNREACHABLE] = "no queue pair works",
+		[RDMA_FALLBACK_UNREACHABLE] =
+			"no queue pair works between devices that have registered the memory",
 	};
 
 	if (code == RDMA_FALLBACK_NONE) {

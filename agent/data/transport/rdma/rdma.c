@@ -326,9 +326,28 @@ static void handle_qp(struct rdma *r, dray_handle handle, struct rdma_qp *qp)
 	} else {
 		peer->channels[qp->class].queue_requested = false;
 		peer->channels[qp->class].unreachable = false;
+		if (peer->paths)
+			peer->paths->unreachable[qp->class] &= ~(1ull << qp->path.rail);
 		core_count(r->c->counters, DRAY_METRIC_RDMA_QUEUE_PAIRS, 1);
 	}
 	free(qp);
+}
+
+static void handle_path_unreachable(struct rdma_peer *peer, uint64_t id)
+{
+	for (unsigned k = 0; k < 2; k++) {
+		struct rdma_channel *ch = &peer->channels[k];
+
+		for (uint32_t i = 0; i < peer->paths->n; i++) {
+			uint32_t rail = peer->paths->v[i].rail;
+
+			if (id != rdma_path_id(rail, (enum dmsg_class)k))
+				continue;
+			peer->paths->unreachable[k] |= 1ull << rail;
+			ch->moving = true;
+			rdma_channel_review(ch);
+		}
+	}
 }
 
 static void handle_dead(struct rdma_queue *p)
@@ -404,6 +423,10 @@ static void rdma_handle_message(struct core *c, void *state, const struct transp
 		break;
 	case RDMA_COPY:
 		rdma_copy_start(r, m->arg);
+		break;
+	case RDMA_PATH_UNREACHABLE:
+		if (peer && !peer->down && peer->paths)
+			handle_path_unreachable(peer, m->id);
 		break;
 	case RDMA_UNREACHABLE:
 		if (peer && !peer->down)

@@ -41,14 +41,18 @@ enum rdma_fallback rdma_route_check(const struct rdma_peer *peer, const struct x
 
 	for (uint32_t i = 0; i < peer->paths->n; i++) {
 		const struct rdma_pair *p = &peer->paths->v[i];
+		enum rdma_fallback w = RDMA_FALLBACK_NONE;
 
 		if (!pending && !rail_keys_have(local, p->rail))
-			why = why == RDMA_FALLBACK_REMOTE ? why : RDMA_FALLBACK_LOCAL;
+			w = RDMA_FALLBACK_LOCAL;
 		else if (!rail_keys_have(remote, p->to_rail))
-			why = RDMA_FALLBACK_REMOTE;
-		else
-			return peer->channels[x->class].unreachable ? RDMA_FALLBACK_UNREACHABLE :
-								      RDMA_FALLBACK_NONE;
+			w = RDMA_FALLBACK_REMOTE;
+		else if (peer->channels[x->class].unreachable ||
+			 peer->paths->unreachable[x->class] >> p->rail & 1)
+			w = RDMA_FALLBACK_UNREACHABLE;
+		if (!w)
+			return w;
+		why = dray_max(why, w);
 	}
 	return why;
 }
