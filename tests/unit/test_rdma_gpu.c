@@ -282,6 +282,7 @@ static void remote_on_rail_1(struct remote_view *v)
 	k->v[0] = k->v[2];
 	k->v[1] = k->v[3];
 	k->n = 2;
+	k->rails = 0;
 	rail_keys_seal(k, BYTES, false);
 	object_set_keys(&lab->rig.core, OBJECT_REMOTE, REMOTE + 1, k);
 }
@@ -348,6 +349,36 @@ static void test_waits_aside_staged(void **state)
 	assert_int_equal(lab->rig.n_ended, 6);
 	object_drop(&lab->rig.core, OBJECT_REMOTE, REMOTE + 1, DRAY_E_REVOKED, DROP_STOP);
 	xfer_session_deinit(&other.xs);
+}
+
+/* The only queue pair is lost: what waits for the next one holds no buffers meanwhile, and begins again. */
+static void test_lost_returns_buffers(void **state)
+{
+	static const uint64_t op[1][3] = { { 0, 0, 12 * UNIT } };
+	struct fake_qp *f;
+
+	staged_on(1);
+	set_paths(1);
+	for (unsigned way = DMSG_DIRECTION_WRITE; way <= DMSG_DIRECTION_READ; way++) {
+		f = add_qp(0, DMSG_CLASS_BULK, 256, 0);
+		submit((enum dmsg_direction)way, op, 1, false);
+		until_posted(f, 4);
+		message(RDMA_QP_LOSE, lab->n_qps, NULL);
+		assert_true(buffers_left() <= OWN - 4);
+		message(RDMA_QP_DEAD, lab->n_qps, NULL);
+		for (unsigned i = 0; i < 100000 && buffers_left() < OWN; i++) {
+			gpu_turn();
+			sched_yield();
+		}
+		assert_int_equal(buffers_left(), OWN);
+		add_qp(0, DMSG_CLASS_BULK, 256, 0);
+		until_ended(1 + way - DMSG_DIRECTION_WRITE);
+		assert_int_equal(last()->code, 0);
+		assert_memory_equal(gpu.memory, lab->there, 12 * UNIT);
+		memset(lab->there, 0x5a, 12 * UNIT);
+		message(RDMA_QP_LOSE, lab->n_qps, NULL);
+		message(RDMA_QP_DEAD, lab->n_qps, NULL);
+	}
 }
 
 static void direct_keys(void)
@@ -433,12 +464,25 @@ static void test_without_flush(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		TEST(staged),           TEST(host_beside_gpu),   TEST(no_buffers),
-		TEST(not_registered),   TEST(registration_ends), TEST(registered_later),
-		TEST(urgent_write),     TEST(urgent_on_lost),    TEST(cancelled_read),
-		TEST(cancelled_gather), TEST(device_lost),       TEST(peer_lost),
-		TEST(other_rail),       TEST(no_rail),           TEST(direct),
-		TEST(flush_fails),      TEST(without_flush),     TEST(waits_aside_staged),
+		TEST(staged),
+		TEST(host_beside_gpu),
+		TEST(no_buffers),
+		TEST(not_registered),
+		TEST(registration_ends),
+		TEST(registered_later),
+		TEST(urgent_write),
+		TEST(urgent_on_lost),
+		TEST(cancelled_read),
+		TEST(cancelled_gather),
+		TEST(device_lost),
+		TEST(peer_lost),
+		TEST(other_rail),
+		TEST(no_rail),
+		TEST(direct),
+		TEST(flush_fails),
+		TEST(without_flush),
+		TEST(waits_aside_staged),
+		TEST(lost_returns_buffers),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

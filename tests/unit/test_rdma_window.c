@@ -417,6 +417,38 @@ static void test_other_rail(void **state)
 	assert_int_equal(free_buffers(), 16);
 }
 
+/* No other rail: what waits for the next queue pair leaves the window to others, and is gathered again. */
+static void test_lost_returns_buffers(void **state)
+{
+	struct fake_qp *f = window_qp();
+
+	for (unsigned way = DMSG_DIRECTION_WRITE; way <= DMSG_DIRECTION_READ; way++) {
+		unsigned ended = lab->rig.n_ended;
+
+		move((enum dmsg_direction)way, 0, 0, 8 * UNIT);
+		if (way == DMSG_DIRECTION_READ) {
+			until_asked(8);
+			while (hear())
+				serve_one();
+		}
+		until_posted(f, 4);
+		message(RDMA_QP_LOSE, lab->n_qps, NULL);
+		assert_true(free_buffers() <= 14);
+		message(RDMA_QP_DEAD, lab->n_qps, NULL);
+		for (unsigned i = 0; i < 4; i++)
+			gpu_turn();
+		assert_int_equal(hear(), 0);
+		assert_int_equal(free_buffers(), 16);
+		f = add_qp(0, DMSG_CLASS_BULK, 256, 0);
+		until_done(ended + 1);
+		assert_int_equal(last()->code, 0);
+		for (unsigned i = 0; i < 8 * UNIT; i++)
+			assert_int_equal(near_at(i), owner.far[i]);
+		for (unsigned i = 0; i < BYTES; i++)
+			owner.far[i] ^= 0x5a;
+	}
+}
+
 /* No rail is left: the next transport gets the slices after their answers. */
 static void test_no_rail(void **state)
 {
@@ -668,6 +700,7 @@ int main(void)
 		TEST(urgent_while_requested),
 		TEST(urgent_in_flight),
 		TEST(other_rail),
+		TEST(lost_returns_buffers),
 		TEST(no_rail),
 		TEST(withdrawn),
 		TEST(replaced),

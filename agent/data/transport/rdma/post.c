@@ -354,15 +354,56 @@ static bool suits(const struct rdma_queue *p, const struct slice *s)
 	return has_both(p, local_keys(p, s), remote_keys(s));
 }
 
-/* There is a queue pair for it, once it has a buffer. */
-bool rdma_has_staged_way(const struct stage_channel *p, const struct slice *s)
+bool rdma_has_way(const struct stage_channel *p, const struct slice *s)
 {
 	const struct rdma_channel *ch = p->staged.owner;
+	const struct rdma_window *w = ch->peer->window;
+	unsigned route = rdma_route(ch, s->xfer);
+	const struct rail_keys *local = route & RDMA_ROUTE_STAGED ? ch->peer->rdma->staging :
+								    s->xfer->local->keys;
+	const struct rail_keys *remote = s->xfer->remote->keys;
 
+	if (route & RDMA_ROUTE_WINDOWED)
+		remote = w ? w->keys : NULL;
 	dray_list_for_each(&ch->queues, it, struct rdma_queue, link)
-		if (has_both(it, it->rdma->staging, s->xfer->remote->keys))
+		if (has_both(it, local, remote))
 			return true;
 	return false;
+}
+
+void rdma_slice_restart(struct rdma_channel *ch, struct slice *s)
+{
+	bool windowed = rdma_route(ch, s->xfer) & RDMA_ROUTE_WINDOWED;
+	struct stage_channel *p = windowed ? &ch->win : &ch->ch;
+	bool staged = s->staged != NULL;
+
+	slice_release_buffers(ch->peer->rdma->c, s);
+	dray_list_add(staged ? &p->unstaged : &p->retry, &s->link);
+}
+
+static void return_from(struct rdma_channel *ch, struct dray_list *waiting)
+{
+	dray_list_for_each(waiting, s, struct slice, link) {
+		if ((!s->staged && !s->window) || rdma_has_way(&ch->ch, s))
+			continue;
+		dray_list_del(&s->link);
+		rdma_slice_restart(ch, s);
+	}
+}
+
+/*
+ * Others may need the buffers of slices that no queue pair suits. Few slices are ready. Those that are about to move take their buffers to the
+ * next transport.
+ */
+static void buffers_return(struct rdma_channel *ch)
+{
+	if (ch->moving)
+		return;
+	return_from(ch, &ch->ch.ready);
+	return_from(ch, &ch->win.ready);
+	if (ch->bereft)
+		return_from(ch, &ch->ch.retry);
+	ch->bereft = false;
 }
 
 /* The slice can be posted there now. */
@@ -469,6 +510,14 @@ static bool slice_place(struct rdma_channel *ch, struct rdma_list *l, struct sli
 	return true;
 }
 
+/* Sessions whose slices wait there for a queue pair give no further ones. */
+static void set_aside(const struct stage_channel *p, const struct dray_list *waiting)
+{
+	dray_list_for_each(waiting, s, struct slice, link)
+		if (!rdma_has_way(p, s))
+			sched_set_aside(s->xfer, p->aside);
+}
+
 /*
  * Slices without a queue pair stay on the list `retry`, which comes first. Meanwhile their sessions give no further ones but those that have
  * buffers already, and others go on. What holds buffers may wait only in small numbers. The first queue pair with room, a new one, other keys
@@ -481,10 +530,11 @@ static void slices_place(struct rdma_channel *ch, struct rdma_list *l)
 	unsigned buffers = 0;
 	struct slice *s;
 
-	ch->ch.aside = &aside;
-	dray_list_for_each(&ch->ch.unstaged, u, struct slice, link)
-		if (!rdma_has_staged_way(&ch->ch, u))
-			sched_set_aside(u->xfer, &aside);
+	ch->ch.aside = ch->win.aside = &aside;
+	buffers_return(ch);
+	set_aside(&ch->ch, &ch->ch.unstaged);
+	set_aside(&ch->win, &ch->win.unstaged);
+	set_aside(&ch->win, &ch->win.retry);
 	dray_list_for_each(&ch->ch.retry, r, struct slice, link) {
 		if (!any_has_room(ch, l))
 			break;
@@ -501,7 +551,7 @@ static void slices_place(struct rdma_channel *ch, struct rdma_list *l)
 		sched_set_aside(s->xfer, &aside);
 	}
 	sched_go_on(&aside);
-	ch->ch.aside = NULL;
+	ch->ch.aside = ch->win.aside = NULL;
 }
 
 void rdma_channel_pull(struct rdma_channel *ch)

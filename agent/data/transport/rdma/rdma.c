@@ -77,7 +77,7 @@ static void peer_new(struct rdma *r, struct peer_link *link, bool engine)
 				   &peer->staged, &ch->pull_link, &r->pulling[k]);
 		stage_channel_init(&ch->win, &transport_rdma, (enum dmsg_class)k, link, ch,
 				   &peer->staged, &ch->pull_link, &r->pulling[k]);
-		ch->ch.has_way = rdma_has_staged_way;
+		ch->ch.has_way = ch->win.has_way = rdma_has_way;
 		ch->win.direct.gpu_path = DMSG_GPU_PATH_STAGED;
 		ch->peer = peer;
 		dray_list_init(&ch->queues);

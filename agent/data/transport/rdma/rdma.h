@@ -132,6 +132,7 @@ struct rdma_channel {
 	bool queue_requested; /* ends with a queue pair or UNREACHABLE */
 	bool unreachable; /* no queue pair works, and transfers do not wait for one that is being made */
 	bool moving; /* transfers move to another route, as soon as all their slices are back */
+	bool bereft; /* a queue pair is gone: slices with buffers may wait for a new one */
 };
 
 struct rdma_peer {
@@ -251,7 +252,10 @@ const char *rdma_refusal(struct core *c, void *state, const struct xfer *x, uint
 /* post.c */
 /* Posts the channel's slices as far as its queue pairs have room. */
 void rdma_channel_pull(struct rdma_channel *ch);
-bool rdma_has_staged_way(const struct stage_channel *p, const struct slice *s);
+/* There is a queue pair for the slice, once it has the buffers that its route needs. */
+bool rdma_has_way(const struct stage_channel *p, const struct slice *s);
+/* The slice begins again, without buffers. */
+void rdma_slice_restart(struct rdma_channel *ch, struct slice *s);
 /* Adds a queue pair for the peer; qp is copied. 0 or -ENOMEM. */
 int rdma_queue_new(struct rdma_peer *peer, const struct rdma_qp *qp);
 void rdma_queue_free(struct rdma_queue *p);

@@ -171,12 +171,14 @@ static void transfer_move(struct core *c, struct xfer *x, void *arg)
 	uint32_t n = 0, code = DRAY_E_PEER_UNREACHABLE;
 	struct rdma_channel *ch = arg;
 	const char *why = NO_ROUTE;
+	struct stage_channel *p;
 
 	if (!channel_has(ch, x) || x->state != XFER_RUNNING)
 		return;
 	slices_take(&ch->ch.retry, x, &slices);
 	slices_take(&ch->ch.ready, x, &slices);
 	slices_take(&ch->ch.unstaged, x, &without);
+	slices_take(&ch->win.unstaged, x, &without);
 	slices_take(&ch->win.retry, x, &slices);
 	slices_take(&ch->win.ready, x, &slices);
 	dray_list_for_each(&slices, s, struct slice, link) {
@@ -191,9 +193,9 @@ static void transfer_move(struct core *c, struct xfer *x, void *arg)
 		if (xfer_move(c, x, &slices))
 			return;
 	}
-	dray_list_splice(rdma_route(ch, x) & RDMA_ROUTE_WINDOWED ? &ch->win.retry : &ch->ch.retry,
-			 &slices);
-	dray_list_splice(&ch->ch.unstaged, &without);
+	p = rdma_route(ch, x) & RDMA_ROUTE_WINDOWED ? &ch->win : &ch->ch;
+	dray_list_splice(&p->retry, &slices);
+	dray_list_splice(&p->unstaged, &without);
 	if (n != x->slices) {
 		ch->moving = true;
 		return;

@@ -88,6 +88,7 @@ void rdma_queue_dead(struct rdma_queue *p)
 	if (s)
 		slice_leave(p, s, begun, first, &ends);
 	rdma_queue_free(p);
+	ch->bereft = true;
 	if (ch->unreachable && !peer->down)
 		rdma_channel_give_up(ch);
 	else

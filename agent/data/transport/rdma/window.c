@@ -162,7 +162,8 @@ void window_answered(struct rdma_peer *peer, struct rdma_stage_request *a, uint3
 static struct slice *take_restart(struct rdma_channel *ch)
 {
 	dray_list_for_each(&ch->win.retry, s, struct slice, link)
-		if (!rdma_route_check(ch->peer, s->xfer, rdma_route(ch, s->xfer))) {
+		if (!rdma_route_check(ch->peer, s->xfer, rdma_route(ch, s->xfer)) &&
+		    rdma_has_way(&ch->win, s)) {
 			dray_list_del(&s->link);
 			return s;
 		}
@@ -187,6 +188,11 @@ struct slice *window_channel_next(struct rdma_channel *ch)
 		}
 		if (s->bytes > ch->peer->window->unit) {
 			xfer_slice_done(c, s, DRAY_E_UNSUPPORTED, WINDOW_SHRANK);
+			continue;
+		}
+		if (!rdma_has_way(&ch->win, s)) {
+			rdma_slice_restart(ch, s);
+			sched_set_aside(s->xfer, ch->win.aside);
 			continue;
 		}
 		buffer_take(ch->peer, s);
