@@ -82,6 +82,8 @@ unsigned pool_pick(struct worker_pool *p);
 
 /* Queues a command; never fails: an overflow list holds what the ring does not, with memory of the reserve (lib/ballast.h). */
 void worker_post(struct worker *w, const struct command *cmd);
+/* The same, but a worker that sleeps finds it when something else wakes it up. */
+void worker_leave(struct worker *w, const struct command *cmd);
 
 /* Readable when events wait. */
 int worker_event_fd(struct worker *w);

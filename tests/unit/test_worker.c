@@ -10,6 +10,7 @@
 #include "agent/data/worker/internal.h"
 #include "lib/time.h"
 #include "lib/err.h"
+#include "lib/wake.h"
 #include "schema/gen/errors.h"
 #include "tests/unit/cm.h"
 #include "tests/unit/worker_parts.h"
@@ -469,6 +470,30 @@ static void late_commands_are_announced(void **state)
 	assert_true(pool_stop(&p));
 }
 
+/* Unless its command finds no room: frames that name the grant wake the worker that has them. */
+static void a_grant_wakes_no_worker_up(void **state)
+{
+	struct grant_view grant = { .o = { .kind = OBJECT_GRANT, .handle = 1 } };
+	struct region_view region = { .o = { .kind = OBJECT_REGION, .handle = 1 } };
+	struct data_config cfg = worker_part_config(0);
+	struct worker_pool p;
+	struct worker *w;
+
+	assert_int_equal(pool_new(&p, 1, &cfg, 8, NULL), 0);
+	w = p.workers[0];
+	pool_publish(&p, &grant.o);
+	assert_false(dray_spsc_empty(&w->commands));
+	assert_false(dray_wake_clear(w->command_fd));
+	pool_publish(&p, &region.o);
+	assert_true(dray_wake_clear(w->command_fd));
+	for (unsigned i = 0; i < 1022; i++)
+		pool_publish(&p, &grant.o);
+	assert_false(dray_wake_clear(w->command_fd));
+	pool_publish(&p, &grant.o);
+	assert_true(dray_wake_clear(w->command_fd));
+	assert_true(pool_stop(&p));
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -491,6 +516,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(a_new_configuration_is_applied, setup, teardown),
 		cmocka_unit_test_setup_teardown(a_request_waits_for_memory, setup, teardown),
 		cmocka_unit_test(late_commands_are_announced),
+		cmocka_unit_test(a_grant_wakes_no_worker_up),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -160,7 +160,12 @@ static void broadcast(struct worker_pool *p, struct command *cmd, unsigned answe
 
 void pool_publish(struct worker_pool *p, const struct object_view *view)
 {
-	post_all(p, &(struct command){ .type = COMMAND_PUBLISH, .view = view });
+	/* a grant is for bytes of a peer that name it, which wake the worker, and before them it runs its commands */
+	void (*send)(struct worker * w, const struct command *cmd) =
+		view->kind == OBJECT_GRANT ? worker_leave : worker_post;
+
+	for (unsigned i = 0; i < p->n; i++)
+		send(p->workers[i], &(struct command){ .type = COMMAND_PUBLISH, .view = view });
 }
 
 void pool_opened(struct worker_pool *p, dray_handle region)

@@ -190,6 +190,14 @@ void worker_post(struct worker *w, const struct command *cmd)
 	commands_flush(w);
 }
 
+void worker_leave(struct worker *w, const struct command *cmd)
+{
+	dray_spsc_send(&w->commands, cmd);
+	/* the worker has to make room */
+	if (w->commands.n_late)
+		commands_flush(w);
+}
+
 void pool_store(struct worker_pool *p, struct store *s)
 {
 	for (unsigned i = 0; s && i < p->n; i++) {
