@@ -17,6 +17,7 @@
 #include <string.h>
 #include <strings.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 
 #include "agent/config/internal.h"
 #include "lib/array.h"
@@ -335,7 +336,12 @@ static int token_copy(struct lexer *x)
 	return r;
 }
 
-/* A pipe would be empty when a reload reads it again, and one without a writer would hold up the agent. */
+/* A pipe would be empty when a reload reads it again, and one without a writer would hold up the agent. The null device is always empty. */
+static bool is_read_again(const struct stat *st)
+{
+	return S_ISREG(st->st_mode) || (S_ISCHR(st->st_mode) && st->st_rdev == makedev(1, 3));
+}
+
 static ssize_t file_read(const char *name, char *buf, size_t n, struct dray_err *reterr)
 {
 	int fd dray_auto_close = open(name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
@@ -344,7 +350,7 @@ static ssize_t file_read(const char *name, char *buf, size_t n, struct dray_err 
 
 	if (r == -ENOENT)
 		return r;
-	if (r >= 0 && !S_ISREG(st.st_mode))
+	if (r >= 0 && !is_read_again(&st))
 		return config_invalid(
 			reterr,
 			"%s is not a regular file, which each reload can read again: write the "

@@ -142,10 +142,13 @@ static void a_file_can_be_read_again(void **state)
 {
 	static const char text[] = "agent: { workers = 2; };";
 	char name[sizeof(dir) + 8];
-	struct dray_err e;
-	struct config c;
+	struct dray_err e = DRAY_ERR_NULL;
+	struct config c = CONFIG_NULL;
 	int ends[2];
 
+	assert_int_equal(config_load(&c, &(struct config_args){ .file = "/dev/null" }, &e), 0);
+	config_deinit(&c);
+	refuse_file("/dev/zero");
 	refuse_file(dir);
 	snprintf(name, sizeof(name), "%s/pipe", dir);
 	assert_int_equal(mkfifo(name, 0600), 0);
