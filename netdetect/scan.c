@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fnmatch.h>
+#include <inttypes.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -91,6 +92,17 @@ static int by_place(const void *x, const void *y)
 	return r ? r : dray_compare(a->port, b->port);
 }
 
+/* Why two pins for one place, the later of which is p, are refused. */
+static int pins_differ(const struct gid_pin *p, struct dray_err *reterr)
+{
+	if (!p->port)
+		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+				    "there are two GID indices for %s: keep one", p->device);
+	return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+			    "there are two GID indices for %s/%" PRId64 ": keep one", p->device,
+			    p->port);
+}
+
 static int pins_check(const struct dray_strv *words, struct dray_err *reterr)
 {
 	dray_auto_free struct gid_pin *pins = calloc(words->n + 1, sizeof(*pins));
@@ -106,9 +118,7 @@ static int pins_check(const struct dray_strv *words, struct dray_err *reterr)
 		qsort(pins, words->n, sizeof(*pins), by_place);
 	for (size_t i = 1; i < words->n && !r; i++)
 		if (!by_place(&pins[i - 1], &pins[i]))
-			r = dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
-					 "there are two GID indices for %s: leave one",
-					 pins[i].device);
+			r = pins_differ(&pins[i], reterr);
 	return r;
 }
 

@@ -465,7 +465,7 @@ static void pins_without_a_port(void **state)
 	char device[] = "mlx5_0:10", other[] = "mlx5_0:4", port[] = "mlx5_0/1:4",
 	     absent[] = "mlx5_0/7:3";
 	char *pins[] = { device, absent }, *twice[] = { device, other },
-	     *apart[] = { device, port, absent };
+	     *apart[] = { device, port, absent }, *port_twice[] = { port, port };
 	struct nd_scan_options o = { .gid_indices = { pins, 2 } };
 	struct dray_err err = DRAY_ERR_NULL;
 	struct nd_scan *found;
@@ -481,7 +481,11 @@ static void pins_without_a_port(void **state)
 	assert_int_equal(nd_scan_options_check(&o, &err), 0);
 	o.gid_indices = (struct dray_strv){ twice, 2 };
 	assert_int_equal(nd_scan_options_check(&o, &err), -EINVAL);
-	assert_string_equal(err.msg, "there are two GID indices for mlx5_0: leave one");
+	assert_string_equal(err.msg, "there are two GID indices for mlx5_0: keep one");
+	err = DRAY_ERR_NULL;
+	o.gid_indices = (struct dray_strv){ port_twice, 2 };
+	assert_int_equal(nd_scan_options_check(&o, &err), -EINVAL);
+	assert_string_equal(err.msg, "there are two GID indices for mlx5_0/1: keep one");
 }
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
