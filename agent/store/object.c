@@ -300,9 +300,9 @@ static struct segment *largest_clearable(struct store_space *sp)
 
 /*
  * No memory is left for a new segment. One without objects moves to the name space. If the name space has less than half of
- * what the largest one has that has no objects in use in some segment, that one evicts for it.
+ * what the largest one has that has no objects in use in some segment, that one evicts for it. True: it has to evict more.
  */
-static void memory_claim(struct store_space *sp, struct store_effort *e)
+static bool memory_claim(struct store_space *sp, struct store_effort *e)
 {
 	/* the other half is for its own objects: it need not wait until a segment with very many has been cleared */
 	struct store_effort half = { .max = effort_left(e) / 2 };
@@ -310,14 +310,17 @@ static void memory_claim(struct store_space *sp, struct store_effort *e)
 
 	dray_list_for_each(&sp->store->spaces, other, struct store_space, link)
 		if (other != sp && memory_shrink(other))
-			return;
+			return false;
 	g = largest_clearable(sp);
-	if (!sp->store->cfg.evict || !g || sp->memory >= g->space->memory / 2 || !half.max)
-		return;
-	memory_clear(g, &half);
+	if (!sp->store->cfg.evict || !g || sp->memory >= g->space->memory / 2)
+		return false;
+	if (half.max)
+		memory_clear(g, &half);
 	e->done += half.done;
-	if (!g->objects)
-		memory_shrink(g->space);
+	if (g->objects)
+		return true;
+	memory_shrink(g->space);
+	return false;
 }
 
 /* One more for a key. */
@@ -333,20 +336,21 @@ static bool key_evicts(struct store_effort *e)
 static bool place(struct store_space *sp, struct store_object *o, uint32_t n,
 		  struct store_effort *e)
 {
-	bool claimed = false;
+	bool claimed = false, more = false;
 
 	while (!memory_alloc(sp, o, n) && !(memory_grow(sp, n) && memory_alloc(sp, o, n))) {
 		if (!e)
 			return false;
 		/* what another try has claimed may still be on its way */
 		if (!claimed && !sp->store->leaving)
-			memory_claim(sp, e);
+			more = memory_claim(sp, e);
 		claimed = true;
 		if (sp->store->cfg.evict && !key_evicts(e))
 			return false;
 		if (!sp->store->cfg.evict || !item_evict(sp)) {
 			/* empty segments of its own may be too small */
 			memory_shrink(sp);
+			e->more = more;
 			return false;
 		}
 	}

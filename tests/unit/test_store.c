@@ -908,17 +908,31 @@ static void test_kept_while_it_is_cleared(void **state)
 	store_rig_end(&rig);
 }
 
+/* What a PUT is told in the end that may evict 32 objects in each turn. */
+static enum dmsg_store_status put_by_turns(struct store_member *m, struct store_key key,
+					   unsigned turns, struct store_object **ret)
+{
+	struct store_effort e = { .max = 32 };
+	enum dmsg_store_status status;
+
+	do {
+		e.done = 0;
+		e.more = false;
+		status = store_put_begin(m, key, 65536, 1, &e, ret);
+		assert_true(turns--);
+	} while (e.more);
+	return status;
+}
+
 /* A PUT whose evictions are divided gets room among its own objects, before a large segment of another owner is cleared for it. */
 static void test_divided_put_beside_many_small_objects(void **state)
 {
 	struct store_config cfg = store_rig_config(NULL, 0);
-	struct store_effort e = { .max = 32 };
 	struct dray_err err = DRAY_ERR_NULL;
 	enum dmsg_store_status status;
 	struct store_member *m[2];
 	struct store_user *u[2];
 	struct store_object *o;
-	unsigned steps = 0;
 	char text[16];
 
 	(void)state;
@@ -931,14 +945,47 @@ static void test_divided_put_beside_many_small_objects(void **state)
 			put_bytes(m[i], text, k, 64);
 	}
 	assert_int_equal(store_totals(rig.store).evictions, 0);
-	do {
-		e.done = 0;
-		e.more = false;
-		status = store_put_begin(m[1], key_of(text, 1 << 20), 65536, 1, &e, &o);
-		assert_true(++steps < 200);
-	} while (e.more);
+	status = put_by_turns(m[1], key_of(text, 1 << 20), 200, &o);
 	assert_int_equal(status, DMSG_STORE_STATUS_OK);
 	store_put_end(o, true);
+	for (unsigned i = 0; i < 2; i++)
+		store_user_free(u[i]);
+	store_rig_end(&rig);
+}
+
+/* A PUT of an owner without objects goes on in the next turns until a segment of another owner has been cleared. */
+static void test_divided_put_of_a_new_owner(void **state)
+{
+	struct store_config cfg = store_rig_config(NULL, 0);
+	uint64_t bytes = 4096;
+	struct dray_err err = DRAY_ERR_NULL;
+	enum dmsg_store_status status;
+	struct store_member *m[2];
+	struct store_user *u[2];
+	struct store_object *o;
+	char text[16];
+
+	(void)state;
+	store_rig_make(&rig, cfg);
+	rig.budgets.of[RESOURCE_STORE_BYTES].max = 64 * MIB;
+	rig.budgets.of[RESOURCE_STORE_BYTES].owner_max = 64 * MIB;
+	for (unsigned i = 0; i < 2; i++) {
+		u[i] = store_user_new(rig.store, &rig.accounts[i], &err);
+		m[i] = store_join(u[i], (struct dray_str){ "", 0 }, &err);
+	}
+	for (unsigned k = 0; k < cfg.bytes / bytes; k++)
+		put_bytes(m[0], text, k, bytes);
+	assert_int_equal(store_totals(rig.store).evictions, 0);
+	status = put_by_turns(m[1], key_of(text, 0), 200, &o);
+	assert_int_equal(m[0]->space->evictions, cfg.segment_size / bytes);
+	/* memory arrives from the thread of the store */
+	for (unsigned i = 0; status == DMSG_STORE_STATUS_BUSY && i < 1000; i++) {
+		sd_event_run(rig.event, 1000);
+		status = put_by_turns(m[1], key_of(text, 0), 200, &o);
+	}
+	assert_int_equal(status, DMSG_STORE_STATUS_OK);
+	store_put_end(o, true);
+	assert_int_equal(m[0]->space->evictions, cfg.segment_size / bytes);
 	for (unsigned i = 0; i < 2; i++)
 		store_user_free(u[i]);
 	store_rig_end(&rig);
@@ -949,6 +996,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_random),
 		cmocka_unit_test(test_divided_put_beside_many_small_objects),
+		cmocka_unit_test(test_divided_put_of_a_new_owner),
 		cmocka_unit_test(test_search_beside_puts),
 		cmocka_unit_test(test_index_grows_by_steps),
 		cmocka_unit_test(test_search_keeps_the_best),
