@@ -2,7 +2,7 @@
 /*
  * Memory for many small blocks that have no header each: malloc() would take 8 to 23 bytes more for every object of a store. Slabs are aligned
  * parts of one reserved range of addresses. A slab has blocks of one size, and when the last of them is freed its pages go back
- * to the system, unless it is the only one of this size with free blocks. One thread.
+ * to the system, unless it is the only one of this size with free blocks. One thread at a time: workers and the control thread, under store->lock.
  */
 #pragma once
 
