@@ -79,7 +79,7 @@ struct store_object {
 	uint32_t kept : 1; /* for a PUT at another agent; no client here has put or pinned it */
 	uint32_t is_counted : 1; /* against the objects of its owner */
 	uint32_t has_crc : 1;
-	uint32_t crc;         /* CRC-32C of its bytes, for other agents */
+	uint32_t crc; /* CRC-32C of its bytes, for other agents; until it appears, its number of store_keep_begin() */
 	uint8_t state : 2;    /* enum object_state */
 	uint8_t forwards : 1; /* it is on its way to another agent, for a PUT (forward.c) */
 	uint8_t prefers : 1;  /* and stays if that does not take it */
@@ -138,6 +138,8 @@ struct store_space {
 	uint64_t disk_hits, disk_evictions, disk_evicted_cost_us;
 	uint64_t remote_hits, remote_bytes;  /* that other agents had */
 	uint64_t kept;                       /* for PUTs of other agents */
+	uint32_t keeps;                      /* numbers of store_keep_begin() */
+	uint32_t last_kept;                  /* the highest one whose object is here */
 	uint64_t forwarded;                  /* PUTs that went to other agents */
 	_Atomic bool hinted;                 /* it has hints for PUTs */
 	struct dray_list free[FREE_CLASSES]; /* of struct free_extent */

@@ -633,6 +633,11 @@ enum dmsg_store_status store_keep_begin(struct store_member *m, struct store_key
 		status = keep_meets(o, bytes, crc);
 	if (!status)
 		status = put_begin(m, key, bytes, cost_us, PUT_KEPT, e, ret);
+	m->space->keeps++;
+	if (!status)
+		(*ret)->crc = m->space->keeps;
+	else if (status == DMSG_STORE_STATUS_EXISTS)
+		m->space->last_kept = m->space->keeps;
 	pthread_mutex_unlock(&s->lock);
 	return status;
 }
@@ -693,17 +698,27 @@ enum dmsg_store_status store_put_end(struct store_object *o, bool done)
 enum dmsg_store_status store_keep_end(struct store_object *o, uint32_t crc)
 {
 	struct store *s = store_of(o);
-	enum dmsg_store_status status;
+	struct store_space *sp = o->member->space;
+	enum dmsg_store_status status = DMSG_STORE_STATUS_OK;
 	struct store_object *other;
+	uint32_t number = o->crc;
+	bool is_last;
 
 	pthread_mutex_lock(&s->lock);
+	is_last = (int32_t)(number - sp->last_kept) > 0;
 	object_set_crc(o, crc);
 	o->kept = true;
 	other = is_there(o);
-	status = put_appear(o);
-	if (other && !has_bytes(other, object_bytes(o), crc))
-		status = DMSG_STORE_STATUS_BUSY;
-	o->member->space->kept += !status;
+	/* one that has begun after it is newer */
+	if (other)
+		status = is_last || has_bytes(other, object_bytes(o), crc) ?
+				 keep_meets(other, object_bytes(o), crc) :
+				 DMSG_STORE_STATUS_BUSY;
+	if (!status)
+		status = put_appear(o);
+	if (status != DMSG_STORE_STATUS_BUSY && is_last)
+		sp->last_kept = number;
+	sp->kept += !status;
 	if (status)
 		item_free(o);
 	pthread_mutex_unlock(&s->lock);

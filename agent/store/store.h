@@ -140,7 +140,10 @@ enum dmsg_store_status store_keep_begin(struct store_member *m, struct store_key
 					uint64_t bytes, uint32_t crc, uint32_t cost_us,
 					uint64_t *turn, struct store_effort *e,
 					struct store_object **ret);
-/* Its bytes are in place, and have this CRC-32C: it appears as after a PUT. */
+/*
+ * Its bytes are in place, and have this CRC-32C: it appears as after a PUT. For an object with its key that has appeared meanwhile, the status is
+ * that of store_keep_begin(); one whose own store_keep_begin() was later stays.
+ */
 enum dmsg_store_status store_keep_end(struct store_object *o, uint32_t crc);
 /* The bytes are in place, and the object appears, unless there is one with its key now; or (done false) it is dropped. */
 enum dmsg_store_status store_put_end(struct store_object *o, bool done);

@@ -898,22 +898,33 @@ static void test_copies_cost_no_object_on_disk(void **state)
 /* --- what is kept for other agents -------------------------------------------------------------------------- */
 
 /* Another agent wants an object of these bytes to be kept. turn: bytes whose checksum may be computed. */
-static enum dmsg_store_status keep(unsigned k, uint64_t bytes, int fill, uint64_t turn)
+static enum dmsg_store_status keep_begin(unsigned k, uint64_t bytes, int fill, uint64_t turn,
+					 struct store_object **ret)
 {
 	static uint8_t buffer[MIB];
-	struct store_object *o;
 	char text[16];
-	enum dmsg_store_status status;
-	uint32_t crc;
 
 	memset(buffer, fill, bytes);
-	crc = dray_crc32c(0, buffer, bytes);
-	status = store_keep_begin(rig.member, key_of(text, k), bytes, crc, 1, &turn,
-				  &(struct store_effort){ 0 }, &o);
-	if (status)
-		return status;
-	memset(store_region(rig.store)->extents[0].base + store_object_offset(o), fill, bytes);
-	return store_keep_end(o, crc);
+	return store_keep_begin(rig.member, key_of(text, k), bytes, dray_crc32c(0, buffer, bytes),
+				1, &turn, &(struct store_effort){ 0 }, ret);
+}
+
+/* They have come. */
+static enum dmsg_store_status keep_end(struct store_object *o, int fill)
+{
+	uint8_t *p = store_region(rig.store)->extents[0].base + store_object_offset(o);
+	uint64_t bytes = store_object_bytes(o);
+
+	memset(p, fill, bytes);
+	return store_keep_end(o, dray_crc32c(0, p, bytes));
+}
+
+static enum dmsg_store_status keep(unsigned k, uint64_t bytes, int fill, uint64_t turn)
+{
+	struct store_object *o;
+	enum dmsg_store_status status = keep_begin(k, bytes, fill, turn, &o);
+
+	return status ? status : keep_end(o, fill);
 }
 
 /* What was kept was removed at the other agent when that has another object with its key. What a client here has put stays. */
@@ -948,6 +959,38 @@ static void test_copy_gives_way_to_what_is_kept(void **state)
 	assert_int_equal(keep(0, 100, 2, 0), DMSG_STORE_STATUS_OK);
 	settle();
 	assert_int_equal(store_totals(rig.store).disk_objects, 1);
+}
+
+/* Of two objects with one key that are on their way at once, the one stays that was put last at the other agent. */
+static void test_two_are_kept_at_once(void **state)
+{
+	struct store_object *o[2];
+
+	for (unsigned first = 0; first < 2; first++) {
+		for (unsigned i = 0; i < 2; i++)
+			assert_int_equal(keep_begin(first, 5000, (int)i, 0, &o[i]),
+					 DMSG_STORE_STATUS_OK);
+		assert_int_equal(keep_end(o[first], (int)first), DMSG_STORE_STATUS_OK);
+		assert_int_equal(keep_end(o[!first], !first),
+				 first ? DMSG_STORE_STATUS_BUSY : DMSG_STORE_STATUS_OK);
+		assert_int_equal(keep(first, 5000, 1, 0), DMSG_STORE_STATUS_EXISTS);
+		assert_int_equal(keep(first, 5000, 2, 0), DMSG_STORE_STATUS_OK);
+	}
+}
+
+/* A copy for a GET that appears while another object is on its way gives way to it, and what a client here puts meanwhile stays. */
+static void test_others_appear_while_one_is_kept(void **state)
+{
+	struct store_object *o;
+
+	assert_int_equal(keep_begin(0, 100, 1, 0, &o), DMSG_STORE_STATUS_OK);
+	copy(0);
+	assert_int_equal(keep_end(o, 1), DMSG_STORE_STATUS_OK);
+	assert_int_equal(keep(0, 100, 2, 0), DMSG_STORE_STATUS_OK);
+	assert_int_equal(keep_begin(1, 100, 2, 0, &o), DMSG_STORE_STATUS_OK);
+	put(1, 100);
+	assert_int_equal(keep_end(o, 2), DMSG_STORE_STATUS_BUSY);
+	assert_int_equal(keep(1, 100, 2, 100), DMSG_STORE_STATUS_BUSY);
 }
 
 /* The checksum of an object that a client has put is computed, or known of the disk. */
@@ -1448,6 +1491,8 @@ int main(void)
 		TEST(test_copies_cost_no_object_on_disk),
 		TEST(test_object_that_was_kept_gives_way),
 		TEST(test_copy_gives_way_to_what_is_kept),
+		TEST(test_two_are_kept_at_once),
+		TEST(test_others_appear_while_one_is_kept),
 		TEST(test_kept_beside_a_client),
 		TEST(test_loan_at_the_end),
 		TEST(test_writes_do_not_wait_for_commits),
