@@ -89,7 +89,7 @@ struct snapshot {
 	struct transfer_record *records;
 	/* of all transfers in flight */
 	uint64_t in_flight, bytes_left;
-	uint32_t asking; /* GETs whose keys other agents are asked for, before they become transfers */
+	uint32_t asking; /* requests to the store that are no transfer yet: their keys are looked at, or other agents are asked for them */
 	struct transfer_info first_due; /* the one with the earliest deadline */
 };
 

@@ -1916,29 +1916,39 @@ static void put(uint64_t id, dray_handle region)
 	assert_int_equal(send(rig.ring.clients[0], buf, (size_t)n, MSG_NOSIGNAL), n);
 }
 
-/* Large objects in the place of many small ones: other owners have their turns meanwhile. */
-static void test_put_evicts_in_turns(void **state)
+static void put_answered(uint64_t id, uint32_t code, const char *results)
 {
 	static uint8_t body[DMSG_MESSAGE_MAX];
 	struct dray_err err = DRAY_ERR_NULL;
 	struct dmsg_store_put_reply m;
 	struct dmsg_header h;
+
+	assert_int_equal(receive(body, &h, true), DMSG_STORE_PUT_REPLY);
+	assert_int_equal(h.request_id, id);
+	assert_int_equal(dmsg_store_put_reply_decode(body, h.length, &m, &err), 0);
+	assert_int_equal(m.status, code);
+	results_are(m.results, results);
+}
+
+/* Large objects in the place of many small ones: other owners have their turns meanwhile. */
+static void test_put_evicts_in_turns(void **state)
+{
 	uint64_t before, all;
 
 	fill();
 	all = store_totals(rig.store).evictions;
 	put(2, rig.region);
-	while (!(h.type = receive(body, &h, false))) {
+	worker_turn(rig.ring.worker, false);
+	worker_turn(rig.ring.worker, false);
+	assert_non_null(session()->begins);
+	while (session()->begins) {
 		before = store_totals(rig.store).evictions;
 		worker_turn(rig.ring.worker, false);
 		assert_true(store_totals(rig.store).evictions - before <= 64);
 	}
 	assert_true(store_totals(rig.store).evictions - all >=
 		    PUT_KEYS * PUT_RANGES * 1024 / 64 / 2);
-	assert_int_equal(h.type, DMSG_STORE_PUT_REPLY);
-	assert_int_equal(h.request_id, 2);
-	assert_int_equal(dmsg_store_put_reply_decode(body, h.length, &m, &err), 0);
-	results_are(m.results, "KKKK");
+	put_answered(2, 0, "KKKK");
 }
 
 static void test_put_of_a_session_that_ends(void **state)
@@ -1949,6 +1959,28 @@ static void test_put_of_a_session_that_ends(void **state)
 	worker_turn(rig.ring.worker, false);
 	assert_non_null(session()->begins);
 	post((struct command){ .type = COMMAND_SESSION_CLOSE, .session = session()->xs.handle });
+}
+
+/* A drain waits for it, and its deadline ends it. */
+static void test_put_at_a_drain(void **state)
+{
+	rig.snapshot = snapshot_new(NULL, false, 0);
+	fill();
+	put(2, rig.region);
+	turn();
+	assert_non_null(session()->begins);
+	post((struct command){ .type = COMMAND_DRAIN });
+	post((struct command){ .type = COMMAND_SNAPSHOT, .snapshot = rig.snapshot });
+	assert_int_equal(rig.snapshot->asking, 1);
+	assert_int_equal(rig.snapshot->in_flight, 0);
+	post((struct command){ .type = COMMAND_STOP_TRANSFERS, .code = DRAY_E_DEADLINE });
+	put_answered(2, DRAY_E_DEADLINE, "TTTT");
+	rig.snapshot->asking = 0;
+	post((struct command){ .type = COMMAND_SNAPSHOT, .snapshot = rig.snapshot });
+	assert_int_equal(rig.snapshot->asking, 0);
+	/* the session takes its next request */
+	unpin(3, "a");
+	told(DMSG_STORE_UNPIN_REPLY, 3, "N");
 }
 
 static void test_put_without_region_evicts_nothing(void **state)
@@ -1968,6 +2000,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_found, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_put_evicts_in_turns, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_put_of_a_session_that_ends, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_put_at_a_drain, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_put_without_region_evicts_nothing, set_up,
 						tear_down),
 		cmocka_unit_test_setup_teardown(test_found, set_up_straight, tear_down),

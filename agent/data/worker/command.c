@@ -73,7 +73,7 @@ static void snapshot_take(struct worker *w, struct snapshot *s)
 		s->n = xfers_records(&w->core, s->records, s->cap);
 	else
 		xfers_each(&w->core, take_info, s);
-	s->asking = fetches_asking(w);
+	s->asking = store_begins(w) + fetches_asking(w);
 	worker_event(w, &(struct event){ .type = EVENT_SNAPSHOT, .snapshot = s });
 }
 
@@ -252,8 +252,10 @@ static void run_command(struct worker *w, struct command *cmd)
 		break;
 	case COMMAND_STOP_TRANSFERS:
 		xfers_each(c, stop_matching, cmd);
-		if (!cmd->session)
+		if (!cmd->session) {
+			store_begins_stop(w, cmd->code);
 			fetches_stop(w, cmd->code);
+		}
 		break;
 	case COMMAND_QUIT:
 		keeps_close(w);

@@ -95,6 +95,7 @@ struct worker {
 	struct store *store;     /* NULL: the agent has none */
 	struct object store_region, store_remote; /* its memory */
 	struct store_scratch *store_scratch;      /* NULL before the first request */
+	struct dray_list begins;                  /* struct store_begin: those of its sessions */
 	struct dray_list asking; /* requests whose keys other agents are asked for */
 	struct dray_list
 		watched; /* struct silence: those that read from another agent now, by look_ns */
@@ -223,6 +224,9 @@ void store_entry(struct wsession *s, const uint8_t *entry);
 /* Goes on with session->begins; or drops it, if there is any. */
 void store_begin_on(struct wsession *s);
 void store_begin_drop(struct wsession *s);
+/* How many sessions have one; or answers all of them. */
+uint32_t store_begins(const struct worker *w);
+void store_begins_stop(struct worker *w, uint32_t code);
 /* The room of a request with so many keys or leases. 0, or -EINVAL with reterr. */
 int store_room_check(const struct store_call *q, uint32_t n, struct dray_err *reterr);
 /* Answers with a message of n bytes; status: its code, if it is an ERROR. A dead session gets no answer. */

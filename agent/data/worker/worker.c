@@ -54,6 +54,7 @@ static int worker_setup(struct worker *w, uint32_t max_transfers)
 	struct core *c = &w->core;
 	int ret;
 
+	dray_list_init(&w->begins);
 	dray_list_init(&w->asking);
 	dray_list_init(&w->directs);
 	dray_list_init(&w->watched);
