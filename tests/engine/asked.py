@@ -11,6 +11,9 @@ class Asked:
     def done(self):
         return self.value is not None or self.failure is not None
 
+    def lent(self):
+        return not self.done()
+
     def error(self):
         return self.failure
 
