@@ -171,7 +171,7 @@ def test_close(agent):
 def test_unknown_rails(agent):
     for verb in ("--enable", "--disable"):
         done = ctl(agent.control, "rails", verb, "mlx9_9/2")
-        assert done.returncode == 1 and "mlx9_9/2" in done.stderr and "ListRails" in done.stderr
+        assert done.returncode == 1 and "mlx9_9/2" in done.stderr and "drayctl rails" in done.stderr
 
 
 def test_top_and_watch(agent):
