@@ -22,9 +22,13 @@ def agent(new_agent, gpus):
     return new_agent(settings=gpus.settings, env=gpus.env)
 
 
+DEFAULTS = {"--gpu-plugin": PLUGIN, "--size": "32KiB", "--ops": 16, "--batch": 2, "--memory": "8MiB"}
+
+
 def bench(agent, *argv, **env):
-    return ctl(agent.control, "bench", "--socket", agent.socket, "--gpu-plugin", PLUGIN, "--size", "32KiB", "--ops", 16, "--batch", 2,
-               "--memory", "8MiB", *argv, env={**os.environ, **env})
+    """argv: options, also instead of DEFAULTS."""
+    defaults = [word for option in DEFAULTS.items() if option[0] not in argv for word in option]
+    return ctl(agent.control, "bench", "--socket", agent.socket, *defaults, *argv, env={**os.environ, **env})
 
 
 @pytest.mark.parametrize("direction", ["read", "write"])
