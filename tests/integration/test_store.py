@@ -608,13 +608,23 @@ def test_batch_of_one_item():
         return string_at(words[0], words[1]), string_at(words[2], 24 * words[3]), words[4], words[5]
 
     layout, one = dray.BlockLayout([(0, 10, 100), (1000, 30, 50)]), store._One()
-    for item in ((b"key", [(5, 6)]), (b"k" * 255, ((5, 6),), 0.25), (b"key", layout, 1e9, 7), (b"key", layout), (b"key", [])):
+    for item in ((b"key", [(5, 6)]), (b"k" * 255, ((5, 6),), 0.25), (b"key", layout, 1e9, 7), (b"key", layout), (b"key", []),
+                 (b"key", [(5, 6)], 0.0), (b"key", layout, 0.0, 0), dray.StoreItem(b"key", [(5, 6)]), dray.StoreItem(b"key", layout, block=7)):
         assert one.pack(item, 0, 3, 4, 5, 2)
         batch = lib.StoreBatch.from_buffer(one.memory)
         assert (batch.region, batch.deadline_ms, batch.lease_ms, batch.replicas, batch.items_n) == (3, 4, 5, 2, 1)
         assert parts(batch) == parts(store._copied([item]))
     for item in ((b"key", [(5, 6), (7, 8)]), (b"k" * 256, [(5, 6)]), (b"key", [(-1, 6)]), (bytearray(b"key"), [(5, 6)]), (b"key", None)):
         assert not one.pack(item, 0, 3, 4, 5, 2)
+
+
+def test_memory_of_a_batch_of_one_item(agent):
+    """It is used again, also after an item that it cannot be used for."""
+    with User(agent) as user:
+        user.store.put(user.region, [dray.StoreItem(b"one", [(0, 4096)])])
+        one, = user.store._ones
+        assert user.store.get(user.region, [(b"one", [(0, 1024), (1024, 3072)])])[0].status == Status.OK
+        assert user.store._ones == [one]
 
 
 def test_region_of_another_client(agent):

@@ -258,7 +258,10 @@ class Store:
             one = self._ones.pop()
         except IndexError:
             one = _One()
-        return one if one.pack(item, self._text_at, region, deadline_ms, lease_ms, replicas) else None
+        if one.pack(item, self._text_at, region, deadline_ms, lease_ms, replicas):
+            return one
+        self._ones.append(one)
+        return None
 
     def _start(self, operation: int, batch: Any, wait: bool, one: _One | None = None) -> Any:
         pending = (_Reading if operation == lib.STORE_READ else _Batch)(self.client)
@@ -438,8 +441,7 @@ class _One:
                     (offset, length), = pieces
                 elif count:
                     return False
-            if cost:
-                cost = min(int(cost * 1e6), _COST_MAX)
+            cost = min(int(cost * 1e6), _COST_MAX) if cost else 0  # 0.0 is none for struct
             _ONE.pack_into(self.memory, 0, space_at, region, deadline_ms, lease_ms, at + _ITEM_AT, 1, replicas, 0,
                            at + _ONE.size, size, address, count, cost, block, offset, length, 0)
         except (TypeError, ValueError, OverflowError, LookupError, struct.error):
