@@ -3,6 +3,7 @@
 
 import asyncio
 import gc
+import os
 import threading
 
 import dray
@@ -304,6 +305,26 @@ def test_loop_that_cannot_watch_the_client(two):
         last = waiting(two, 1)
         loop.call_later(0.01, two.memory.words().__setitem__, 1, 1)
         assert (await last).bytes == 1
+
+    run(main())
+
+
+def test_loop_that_cannot_watch_anything(two):
+    """No descriptor is left behind."""
+    async def main():
+        loop, refused = asyncio.get_running_loop(), []
+
+        def refuse(fd, *_):
+            refused.append(fd)
+            raise NotImplementedError
+
+        loop.add_reader = loop.remove_reader = refuse
+        with pytest.raises(NotImplementedError):
+            await waiting(two, 0)
+        del loop.add_reader, loop.remove_reader
+        assert len(refused) == 2 and not two.client._loops
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(refused[0])
 
     run(main())
 

@@ -365,6 +365,70 @@ def test_event_that_comes_when_a_wait_begins(tmp_path):
         assert wait.result(LIMIT) == dray.Draining(2)
 
 
+def test_event_before_the_end_of_the_session(agent):
+    """A wait that begins just when the session ends for good has the event that is in the queue."""
+    with agent.client() as client:
+        progress = client._progress
+
+        def late():
+            client._progress = progress
+            client.error = errors.SessionClosed("the end")
+            client._report(dray.Disconnected(client.error, True))
+            return progress()
+
+        client.events.append(dray.Draining(1))
+        client._progress = late
+        assert client.next_event(dray.Draining, LIMIT) == dray.Draining(1)
+        assert client.next_event(dray.Draining, LIMIT) is None and not client._event_waits
+        assert client.next_event(dray.Disconnected, LIMIT).final
+
+
+def test_order_of_events(agent):
+    """A wait that begins just when an event comes has the older one that is in the queue."""
+    with agent.client() as client:
+        progress = client._progress
+
+        def late():
+            client._progress = progress
+            client._report(dray.Draining(2))
+            return progress()
+
+        client.events.append(dray.Draining(1))
+        client._progress = late
+        assert [client.next_event(dray.Draining, LIMIT) for _ in range(2)] == [dray.Draining(1), dray.Draining(2)]
+
+
+class Counted(type):
+    """A kind of events that counts how many are compared with it."""
+
+    compared = 0
+
+    def __instancecheck__(cls, event):
+        cls.compared += 1
+        return isinstance(event, dray.Draining)
+
+
+def test_events_are_compared_once(agent):
+    """A wait compares what has come before it began, and each event that comes, until another wait has that event."""
+    class Kind(metaclass=Counted):
+        pass
+
+    with agent.client() as client:
+        client.events.extend(dray.Connected(i) for i in range(100))
+        waits = [client.event(Kind) for _ in range(3)]
+        assert Kind.compared == 300
+        for i in range(10):
+            client._report(dray.Connected(i))
+        assert Kind.compared == 330
+        client._report(dray.Draining(1))
+        assert Kind.compared == 331 and waits[0].result(0) == dray.Draining(1)
+        client._report(dray.Draining(2))
+        assert Kind.compared == 332 and waits[1].result(0) == dray.Draining(2)
+        waits[1]._miss()
+        assert Kind.compared == 333 and waits[2].result(0) == dray.Draining(2)
+        assert len(client.events) == 110 and not client._event_waits
+
+
 def test_wait_longer_than_the_kernel_knows(agent):
     with agent.client() as client, agent.client() as sender:
         client.open_mailbox("x")

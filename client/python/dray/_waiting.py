@@ -446,8 +446,10 @@ class Waiting:
                 loop.add_reader(fd, self._readable)
                 watch = _Loop(fd)
             except BaseException:
-                loop.remove_reader(fd)
-                os.close(fd)
+                try:
+                    loop.remove_reader(fd)
+                finally:
+                    os.close(fd)
                 raise
             self._loops[loop] = watch
         watch.waiting[awaited] = True

@@ -57,13 +57,14 @@ class Info(NamedTuple):
 class _EventWait(Pending[Any]):
     """Waits for the next event of a kind."""
 
-    __slots__ = ("kind",)
+    __slots__ = ("kind", "looked")
 
     ends_quietly = True
 
     def __init__(self, client: Session, kind: Any) -> None:
         super().__init__(client)
         self.kind = kind
+        self.looked = False  # through the whole queue: only a new event can be for it
 
     def cancel(self) -> bool:
         return self._client._cancel_event(self)
@@ -296,8 +297,10 @@ class Session(Waiting):
 
     def _end_all(self, error: errors.Error) -> None:
         while self._pending:
-            self._end_waits(list(self._pending.values()), error)
-            self._pending.clear()
+            for key, pending in list(self._pending.items()):
+                pending._end(None, error)
+                pending._run_callbacks()
+                self._pending.pop(key, None)
         self._unconfirmed.clear()
         self._end_waits(self._session_waits, error)
         self._end_waits(self._event_waits, None)
@@ -505,7 +508,7 @@ class Session(Waiting):
         try:
             self._event_waits.append(wait)  # before it looks: another thread may take the event just now
             self._progress()
-            self._serve()
+            self._serve_event_wait(wait)
         except BaseException:  # of a signal's handler
             wait._give_up()
             raise
@@ -545,8 +548,7 @@ class Session(Waiting):
         """Puts an event into the queue, from where waits take it. With it are done: e, of which it is; and an entry of a table."""
         queue = self.events
         if len(queue) >= _EVENTS_MAX:
-            self._drop_events(queue)
-            self._serve_events()
+            self._serve_events(self._drop_events(queue))
         queue += (event,)
         if e is not None:
             e.type = 0
@@ -558,7 +560,7 @@ class Session(Waiting):
     def _give_back(self, event: Any) -> None:
         """The next one that waits for an event of this kind gets this one."""
         self.events.appendleft(event)
-        self._serve_events()
+        self._serve_events(event)
 
     def _serve(self) -> None:
         self._serve_events()
@@ -567,37 +569,54 @@ class Session(Waiting):
                 self._end_waits(self._session_waits, self.error)
 
     def _serve_events(self, newest: Any = None) -> None:
-        """Gives events of the queue to those who wait for them. newest: no other one is waited for."""
+        """Gives events of the queue to those who wait for them. newest: no other one has come. None: after an exception nobody knows."""
         for wait in list(self._event_waits):
-            if not wait._ended and (newest is None or isinstance(newest, wait.kind)):
-                self._find_event(wait)
-            if not wait._ended and self.error is not None:
-                wait._end(None, None)
-            if wait._ended:
-                wait._run_callbacks()
-                with contextlib.suppress(ValueError):
-                    self._event_waits.remove(wait)
+            self._serve_event_wait(wait, newest)
+            if newest is not None and wait._value is newest:
+                return
 
-    def _find_event(self, wait: _EventWait) -> None:
-        """Gives it the oldest event of its kind, if there is one in the queue."""
-        queue, changed = self.events, True
+    def _serve_event_wait(self, wait: _EventWait, newest: Any = None) -> None:
+        if not wait._ended:
+            if newest is None or not wait.looked or self.error is not None:
+                self._find_event(wait)
+            elif isinstance(newest, wait.kind):
+                self._find_event(wait, newest)
+        if not wait._ended and self.error is not None:
+            wait._end(None, None)
+        if wait._ended:
+            wait._run_callbacks()
+            with contextlib.suppress(ValueError):
+                self._event_waits.remove(wait)
+
+    def _find_event(self, wait: _EventWait, newest: Any = None) -> None:
+        """Gives it the oldest event of its kind, if there is one in the queue; or newest, if it is still there."""
+        if newest is not None:
+            self._take_event(wait, newest, -1)
+        changed = True
         while changed and not wait._ended:
             changed = False
-            for i, event in enumerate(list(queue)):
-                if isinstance(event, wait.kind):
-                    changed = True  # unless it is there
-                    with contextlib.suppress(IndexError):
-                        if queue[i] is event and not wait._ended:
-                            del queue[i]
-                            wait._value, wait._ended = event, True
+            for i, event in enumerate(list(self.events)):
+                if isinstance(event, wait.kind) if newest is None else event is newest:
+                    self._take_event(wait, event, i)
+                    changed = True  # unless the wait has ended
                     break
+        if newest is None:
+            wait.looked = True
 
-    def _drop_events(self, queue: deque[Any]) -> None:
-        """Makes room in the queue. Kinds that are rare, and say what has ended, are not lost for those that nobody takes."""
+    def _take_event(self, wait: _EventWait, event: Any, i: int) -> None:
+        """Gives it the event, if that is at place i of the queue."""
+        queue = self.events
+        with contextlib.suppress(IndexError):
+            if queue[i] is event and not wait._ended:
+                del queue[i]
+                wait._value, wait._ended = event, True
+
+    def _drop_events(self, queue: deque[Any]) -> events.Dropped | None:
+        """Makes room in the queue; returns the event that says so. Kinds that are rare, and say what has ended, are not lost for those that nobody takes."""
         of = Counter(map(type, list(queue)))
         del of[events.Dropped]
         if not of:  # the program has taken them meanwhile
-            return
+            return None
         kind, n = of.most_common(1)[0]
         left, at, i = min(n, _EVENTS_DROPPED), -1, 0
         said = events.Dropped(kind, 0)
@@ -609,7 +628,7 @@ class Session(Waiting):
                 elif type(event) is kind:
                     more = events.Dropped(kind, said.number + 1)
                     if queue[i] is not event or at >= 0 and queue[at] is not said:
-                        return
+                        return said
                     # in one step
                     if at < 0:
                         at = i
@@ -618,6 +637,7 @@ class Session(Waiting):
                         i -= 1
                     queue[at], said, left = more, more, left - 1
                 i += 1
+        return said
 
     def _text_of(self, e: Any) -> errors.Error:
         return errors.make(e.code, lib.text(e.message), handle=e.region or e.remote or e.mailbox or e.id,
