@@ -1086,6 +1086,66 @@ static void test_cancel(void **state)
 	assert_int_equal(session()->requests, 0);
 }
 
+/* A GET of a large object to ranges that overlap, until the bytes that came have begun to be zeroed. */
+static void get_wrong(uint64_t id, uint32_t deadline_ms)
+{
+	static uint8_t buf[DMSG_MESSAGE_MAX], ranges[MIB / RING_RIG_BYTES * DMSG_STORE_RANGE_SIZE];
+	uint8_t blob[2], item[DMSG_STORE_ITEM_SIZE];
+	struct dmsg_store_get m = { .region = rig.region,
+				    .deadline_ms = deadline_ms,
+				    .space = { "kv", 2 },
+				    .keys = { blob, sizeof(blob) },
+				    .items = { item, 1 },
+				    .ranges = { ranges, MIB / RING_RIG_BYTES } };
+	struct worker *w = rig.ring.worker;
+	struct slice *s;
+
+	keys_blob(blob, "a");
+	dmsg_store_item_put(item, &(struct dmsg_store_item){ .ranges = MIB / RING_RIG_BYTES });
+	for (uint32_t i = 0; i < MIB / RING_RIG_BYTES; i++)
+		dmsg_store_range_put(ranges + (size_t)i * DMSG_STORE_RANGE_SIZE,
+				     &(struct dmsg_store_range){ 0, RING_RIG_BYTES });
+	say(buf, dmsg_store_get_encode(buf, sizeof(buf), id, &m));
+	rig.length = MIB;
+	tell("0", at_peer);
+	while (dray_list_empty(&w->clearing)) {
+		s = dray_list_pop(&rig.slices, struct slice, link);
+		if (s)
+			xfer_slice_done(&w->core, s, 0, NULL);
+		else
+			worker_turn(w, false);
+	}
+	silent();
+}
+
+static void test_cancel_while_it_is_zeroed(void **state)
+{
+	get_wrong(1, 0);
+	/* by an operator: what is zeroed is charged to the session's owner, and delays its messages */
+	post((struct command){
+		.type = COMMAND_CANCEL, .session = session()->xs.handle, .id = 1, .handle = 77 });
+	answered(1, DRAY_E_CANCELLED, "T");
+	assert_true(dray_list_empty(&rig.ring.worker->clearing));
+}
+
+static void test_drain_while_it_is_zeroed(void **state)
+{
+	rig.snapshot = snapshot_new(NULL, false, 0);
+	get_wrong(1, 0);
+	worker_post(rig.ring.worker,
+		    &(struct command){ .type = COMMAND_SNAPSHOT, .snapshot = rig.snapshot });
+	post((struct command){ .type = COMMAND_STOP_TRANSFERS, .code = DRAY_E_DEADLINE });
+	assert_int_equal(rig.snapshot->asking, 1);
+	answered(1, DRAY_E_DEADLINE, "T");
+}
+
+static void test_deadline_while_it_is_zeroed(void **state)
+{
+	get_wrong(1, 60000);
+	dray_list_first(&rig.ring.worker->clearing, struct fetch, clears)->end_ns = 1;
+	answered(1, DRAY_E_DEADLINE, "T");
+}
+
 /* A drain waits for it, and its deadline ends it, in each stage. */
 static void test_drain(void **state)
 {
@@ -2040,6 +2100,10 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_cancel, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_cancel, set_up_straight, tear_down),
 		cmocka_unit_test_setup_teardown(test_drain, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_cancel_while_it_is_zeroed, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_drain_while_it_is_zeroed, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_deadline_while_it_is_zeroed, set_up,
+						tear_down),
 		cmocka_unit_test_setup_teardown(test_drain, set_up_straight, tear_down),
 		cmocka_unit_test_setup_teardown(test_session_ends, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_session_ends, set_up_straight, tear_down),

@@ -96,7 +96,8 @@ struct worker {
 	struct object store_region, store_remote; /* its memory */
 	struct store_scratch *store_scratch;      /* NULL before the first request */
 	struct dray_list begins;                  /* struct store_begin: those of its sessions */
-	struct dray_list asking; /* requests whose keys other agents are asked for */
+	struct dray_list
+		asking; /* requests whose keys other agents are asked for, and those on `clearing` */
 	struct dray_list
 		watched; /* struct silence: those that read from another agent now, by look_ns */
 	struct dray_list clearing;       /* struct fetch: whose wrong bytes are zeroed */
@@ -243,7 +244,7 @@ void fetch_asked(struct worker *w, dray_handle session, struct store_ask *k);
 void fetch_fenced(struct worker *w, dray_handle session, dray_handle peer, uint64_t grant);
 
 /* store_pending.c */
-/* There is a request with this id whose keys are being looked up at other agents. */
+/* There is a request with this id whose keys are being looked up at other agents, or whose wrong bytes are zeroed. */
 bool fetch_asks(struct wsession *s, uint64_t request);
 /* Ends it. */
 void fetch_cancel(struct wsession *s, uint64_t request);

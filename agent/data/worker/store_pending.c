@@ -141,6 +141,10 @@ void fetch_fail(struct fetch *f, uint32_t code, const struct dray_err *err)
 		return;
 	}
 	idset_del(&s->ids, b->call.request_id);
+	/* their ranges have wrong bytes, some of which may be zeroed */
+	for (uint32_t i = 0; f->n_items && i < b->n; i++)
+		if (b->results[i].status == DMSG_STORE_STATUS_CORRUPT)
+			b->results[i].status = DMSG_STORE_STATUS_NOT_TRIED;
 	batch_settle(&s->worker->core, b, false);
 	for (uint32_t i = 0; !b->gets && i < b->n; i++)
 		if (wanted_key(&b->results[i]))
@@ -167,7 +171,7 @@ static struct fetch *fetch_asking(struct wsession *s, uint64_t request)
 	struct fetch *f = dray_map_entry(dray_map_find(&s->fetches_of, &request, sizeof(request)),
 					 struct fetch, of);
 
-	return f && !f->ask ? f : NULL;
+	return f && !dray_list_empty(&f->asking) ? f : NULL;
 }
 
 bool fetch_asks(struct wsession *s, uint64_t request)

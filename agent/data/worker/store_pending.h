@@ -27,7 +27,7 @@ struct fetch {
 	struct dray_map_node of;       /* in session->fetches_of */
 	struct dray_map_node numbered; /* in session->fetches_numbered */
 	struct dray_list
-		asking; /* on worker->asking, while the control thread or `holder` has the ask */
+		asking; /* on worker->asking, while the control thread or `holder` has the ask, or wrong bytes are zeroed */
 	struct wsession *session;
 	uint64_t number;  /* of this worker; the ask's */
 	uint64_t request; /* the id of the batch, which ends first */

@@ -348,7 +348,10 @@ int64_t places_clear(struct worker *w)
 
 	if (f) {
 		dray_list_del(&f->clears);
-		places_done(f);
+		if (fetch_is_late(f))
+			fetch_fail(f, DRAY_E_DEADLINE, NULL);
+		else
+			places_done(f);
 	}
 	return dray_list_empty(&w->clearing) ? INT64_MAX : w->core.now_ns;
 }
@@ -361,8 +364,10 @@ void places_done(struct fetch *f)
 
 	if (!clear_some(f)) {
 		dray_list_move(&s->worker->clearing, &f->clears);
+		dray_list_move(&s->worker->asking, &f->asking);
 		return;
 	}
+	dray_list_del(&f->asking);
 	if (f->arrivals)
 		store_arrive(dray_take(f->arrivals));
 	arrived_ops(f);
