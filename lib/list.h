@@ -4,6 +4,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "lib/cleanup.h"
 
@@ -80,6 +81,16 @@ static inline void dray_list_splice(struct dray_list *to, struct dray_list *from
 	from->prev->next = to;
 	to->prev = from->prev;
 	dray_list_init(from);
+}
+
+/* The number of its entries, by a walk. */
+static inline uint32_t dray_list_length(const struct dray_list *l)
+{
+	uint32_t n = 0;
+
+	for (const struct dray_list *node = l->next; node != l; node = node->next)
+		n++;
+	return n;
 }
 
 #define dray_list_entry(node, type, member) dray_container_of(node, type, member)

@@ -159,12 +159,9 @@ struct owner *owner_get(struct owners *all, const char *tenant, uid_t uid)
 
 struct owner *owner_get_named(struct owners *all, const char *tenant, uid_t uid)
 {
-	uint32_t n = 0;
-
-	if (!find(all, tenant, uid))
-		dray_list_for_each(&all->list, o, struct owner, link)
-			n++;
-	return n < OWNERS_NAMED_MAX ? owner_get_idle(all, tenant, uid) : NULL;
+	return find(all, tenant, uid) || dray_list_length(&all->list) < OWNERS_NAMED_MAX ?
+		       owner_get_idle(all, tenant, uid) :
+		       NULL;
 }
 
 struct owner *owner_ref(struct owner *o)

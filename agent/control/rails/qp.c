@@ -326,7 +326,6 @@ static struct qp *find(struct rail_peer *peer, uint64_t id)
 static uint32_t check(struct rail_peer *peer, const struct pmsg_qp_connect *m, const char **ret_why)
 {
 	struct rails *r = peer->rails;
-	unsigned n = 0;
 
 	*ret_why = "a field of the message has an invalid value";
 	if (!m->qp || m->qpn > 0xffffff || m->mtu < 256 || m->mtu > 4096 || !m->reads ||
@@ -339,10 +338,8 @@ static uint32_t check(struct rail_peer *peer, const struct pmsg_qp_connect *m, c
 	if (m->to_rail >= r->n || r->v[m->to_rail]->state != RAIL_UP ||
 	    !device_is_open(r->v[m->to_rail]->device))
 		return DRAY_E_NOT_FOUND;
-	dray_list_for_each(&peer->serving, q, struct qp, link)
-		n++;
 	*ret_why = "the peer has too many queue pairs here";
-	return n < SERVING_MAX ? DRAY_OK : DRAY_E_QUOTA;
+	return dray_list_length(&peer->serving) < SERVING_MAX ? DRAY_OK : DRAY_E_QUOTA;
 }
 
 void rails_peer_connect(struct rails *r, dray_handle handle, uint64_t request_id,

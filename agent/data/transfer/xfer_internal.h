@@ -75,8 +75,9 @@ static inline void xfer_accept(struct core *c)
 /* session->read is refused. */
 void xfer_refuse(struct core *c, struct xfer *x, const struct dray_err *err);
 
-/* It no longer counts as waiting for its word, or its operations do not count at its owner. */
+/* It no longer counts as waiting for its word. */
 void xfer_wait_over(struct xfer *x);
+/* Its operations no longer count at its owner. */
 void xfer_ops_over(struct xfer *x);
 
 /* Counts bytes of a transfer on GPU memory for each of its devices. */

@@ -73,7 +73,7 @@ static void snapshot_take(struct worker *w, struct snapshot *s)
 		s->n = xfers_records(&w->core, s->records, s->cap);
 	else
 		xfers_each(&w->core, take_info, s);
-	s->asking = store_begins(w) + fetches_asking(w);
+	s->asking = dray_list_length(&w->begins) + dray_list_length(&w->asking);
 	worker_event(w, &(struct event){ .type = EVENT_SNAPSHOT, .snapshot = s });
 }
 

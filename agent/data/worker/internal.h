@@ -218,16 +218,15 @@ struct store_call {
 /* store.c: STORE_PUT to STORE_RELEASE. It is answered now or later, unless err is set. */
 void store_request(struct wsession *s, const struct store_call *q, const uint8_t *body,
 		   uint32_t length, struct dray_err *err);
+/* Goes on with session->begins; or drops it, if there is any. */
+void store_begin_on(struct wsession *s);
+void store_begin_drop(struct wsession *s);
+/* Answers all of w->begins. */
+void store_begins_stop(struct worker *w, uint32_t code);
 
 /* store_ring.c */
 /* An entry of the ring with the flag message, which is a copy. */
 void store_entry(struct wsession *s, const uint8_t *entry);
-/* Goes on with session->begins; or drops it, if there is any. */
-void store_begin_on(struct wsession *s);
-void store_begin_drop(struct wsession *s);
-/* How many sessions have one; or answers all of them. */
-uint32_t store_begins(const struct worker *w);
-void store_begins_stop(struct worker *w, uint32_t code);
 /* The room of a request with so many keys or leases. 0, or -EINVAL with reterr. */
 int store_room_check(const struct store_call *q, uint32_t n, struct dray_err *reterr);
 /* Answers with a message of n bytes; status: its code, if it is an ERROR. A dead session gets no answer. */
@@ -248,9 +247,7 @@ void fetch_fenced(struct worker *w, dray_handle session, dray_handle peer, uint6
 bool fetch_asks(struct wsession *s, uint64_t request);
 /* Ends it. */
 void fetch_cancel(struct wsession *s, uint64_t request);
-/* How many there are. */
-uint32_t fetches_asking(const struct worker *w);
-/* Ends all of them. */
+/* Ends all of w->asking. */
 void fetches_stop(struct worker *w, uint32_t code);
 /* The session ends; its transfers have. */
 void fetches_close(struct wsession *s);

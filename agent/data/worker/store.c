@@ -513,15 +513,6 @@ static void begin_stop(struct store_begin *g, uint32_t code)
 	begin_end(s, g);
 }
 
-uint32_t store_begins(const struct worker *w)
-{
-	uint32_t n = 0;
-
-	dray_list_for_each(&w->begins, g, struct store_begin, link)
-		n++;
-	return n;
-}
-
 void store_begins_stop(struct worker *w, uint32_t code)
 {
 	struct store_begin *g;

@@ -184,15 +184,6 @@ void fetch_cancel(struct wsession *s, uint64_t request)
 	fetch_fail(fetch_asking(s, request), DRAY_E_CANCELLED, NULL);
 }
 
-uint32_t fetches_asking(const struct worker *w)
-{
-	uint32_t n = 0;
-
-	dray_list_for_each(&w->asking, f, struct fetch, asking)
-		n++;
-	return n;
-}
-
 void fetches_stop(struct worker *w, uint32_t code)
 {
 	struct fetch *f;

@@ -112,11 +112,7 @@ static void sort_segments(struct gathered *g)
 /* All segments that may be of interest, with those that cannot be chosen. */
 static int gather_all(const struct segments *ss, struct gathered *g)
 {
-	size_t n = 0;
-
-	dray_list_for_each(&ss->foreground, s, struct segment, foreground)
-		n++;
-	if (make_room(g, n) < 0)
+	if (make_room(g, dray_list_length(&ss->foreground)) < 0)
 		return -ENOMEM;
 	dray_list_for_each(&ss->foreground, s, struct segment, foreground)
 		add_segment(g, s);
@@ -130,11 +126,7 @@ static int gather_all(const struct segments *ss, struct gathered *g)
  */
 static int gather_choosable(const struct segments *ss, struct gathered *g)
 {
-	size_t n = 3 + g->facts.n_hints;
-
-	dray_list_for_each(&ss->own, s, struct segment, own)
-		n++;
-	if (make_room(g, n) < 0)
+	if (make_room(g, 3 + g->facts.n_hints + dray_list_length(&ss->own)) < 0)
 		return -ENOMEM;
 	dray_list_for_each(&ss->own, s, struct segment, own)
 		add_segment(g, s);

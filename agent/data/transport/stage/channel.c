@@ -103,10 +103,8 @@ void stage_channel_collect(struct core *c, struct stage_channel *p)
 
 static unsigned count_ahead(const struct stage_channel *p)
 {
-	unsigned n = 0;
+	unsigned n = dray_list_length(&p->ready);
 
-	dray_list_for_each(&p->ready, s, struct slice, link)
-		n++;
 	dray_list_for_each(&p->copying, s, struct slice, link)
 		n += s->xfer->direction == DMSG_DIRECTION_WRITE;
 	return n;
