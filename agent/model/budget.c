@@ -175,12 +175,17 @@ void budget_put(struct budget_account *a, enum resource r, uint64_t n)
 	atomic_fetch_sub_explicit(&a->all->of[r].used, n, memory_order_relaxed);
 }
 
+uint64_t budget_used(const struct budget_account *a, enum resource r)
+{
+	return load(&a->of[r].used);
+}
+
 uint64_t budget_limit(const struct budget_account *a, enum resource r)
 {
-	return limit_of(&a->all->of[r], load(&a->of[r].used), load(&a->all->of[r].used));
+	return limit_of(&a->all->of[r], budget_used(a, r), load(&a->all->of[r].used));
 }
 
 int64_t budget_left(const struct budget_account *a, enum resource r)
 {
-	return (int64_t)(budget_limit(a, r) - load(&a->of[r].used));
+	return (int64_t)(budget_limit(a, r) - budget_used(a, r));
 }

@@ -94,7 +94,9 @@ static inline uint64_t budget_share(uint64_t max, uint64_t others, uint64_t own_
 	return left / 2 + left % 2;
 }
 
-/* What the owner may use now, with what it uses. */
+/* What the owner uses. */
+uint64_t budget_used(const struct budget_account *a, enum resource r);
+/* What it may use now, with what it uses. */
 uint64_t budget_limit(const struct budget_account *a, enum resource r);
 /* Of that, what it does not use; negative: it uses more. */
 int64_t budget_left(const struct budget_account *a, enum resource r);

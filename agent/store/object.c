@@ -413,7 +413,7 @@ static bool charge_object(struct store_member *m, struct store_effort *e)
 	unsigned own = 0;
 
 	while (!budget_try(a, RESOURCE_STORE_OBJECTS, 1)) {
-		uint64_t had = atomic_load(&a->of[RESOURCE_STORE_OBJECTS].used);
+		uint64_t had = budget_used(a, RESOURCE_STORE_OBJECTS);
 		int64_t left = budget_left(a, RESOURCE_STORE_OBJECTS);
 
 		bool may_evict = e->vain < VAIN_MAX && m->space->store->cfg.evict &&
@@ -423,7 +423,7 @@ static bool charge_object(struct store_member *m, struct store_effort *e)
 			/* which counts the refusal */
 			return !(may_evict && e->more) &&
 			       budget_take(a, RESOURCE_STORE_OBJECTS, 1, &err) == 0;
-		own += atomic_load(&a->of[RESOURCE_STORE_OBJECTS].used) < had;
+		own += budget_used(a, RESOURCE_STORE_OBJECTS) < had;
 		e->vain += budget_left(a, RESOURCE_STORE_OBJECTS) <= left;
 		if (own == 2 && left < 0 && budget_restore(a, RESOURCE_STORE_OBJECTS, 1))
 			return true;

@@ -85,7 +85,7 @@ static void cut(struct store_search *q)
 static bool fits(const struct store_object *o)
 {
 	const struct budget_account *a = &o->member->account->budget;
-	uint64_t used = atomic_load(&a->of[RESOURCE_STORE_BYTES].used);
+	uint64_t used = budget_used(a, RESOURCE_STORE_BYTES);
 
 	return used + room(object_bytes(o)) <= budget_limit(a, RESOURCE_STORE_BYTES) &&
 	       room(object_bytes(o)) <= store_of(o)->cfg.bytes;

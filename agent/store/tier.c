@@ -151,7 +151,7 @@ uint64_t tier_evict(struct store_space *sp)
 
 static uint64_t objects_of(const struct store_object *o)
 {
-	return atomic_load(&o->member->account->budget.of[RESOURCE_STORE_OBJECTS].used);
+	return budget_used(&o->member->account->budget, RESOURCE_STORE_OBJECTS);
 }
 
 /*
@@ -277,7 +277,7 @@ static bool nearly_full(const struct store_space *sp)
 	dray_list_for_each(&sp->members, m, struct store_member, link) {
 		const struct budget_account *a = &m->account->budget;
 
-		if (atomic_load(&a->of[RESOURCE_STORE_BYTES].used) >
+		if (budget_used(a, RESOURCE_STORE_BYTES) >
 		    budget_limit(a, RESOURCE_STORE_BYTES) / 8 * 7)
 			return true;
 	}

@@ -252,7 +252,7 @@ static int claim_name(struct mailboxes *m, const struct mailbox_owner *o,
 static int take_quota(struct mailboxes *m, struct mailbox_owner *o, struct dray_err *reterr)
 {
 	uint64_t own_max = budget_limit(o->budget, RESOURCE_MAILBOXES);
-	uint64_t own = atomic_load(&o->budget->of[RESOURCE_MAILBOXES].used);
+	uint64_t own = budget_used(o->budget, RESOURCE_MAILBOXES);
 	struct reserver *reserver = find_reserver(m, o->tenant, o->uid);
 	struct mailbox *oldest;
 	int r = budget_take(o->budget, RESOURCE_MAILBOXES, 1, reterr);
