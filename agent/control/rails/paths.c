@@ -347,7 +347,8 @@ void paths_refresh(struct rails *r, bool anew)
 			continue;
 		if (!peer->segment)
 			tell_ports(peer);
-		if (anew || peer->match_error < 0)
+		/* how a match that is under way ends is not known yet */
+		if (anew || (!peer->matching && peer->match_error < 0))
 			match(peer);
 	}
 }
