@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -396,6 +397,38 @@ static void test_end(void **state)
 	rig_stop(&r);
 }
 
+static int on_other(sd_event_source *s, int fd, uint32_t events, void *arg)
+{
+	(*(unsigned *)arg)++;
+	return 0;
+}
+
+/* A source that is always ready gets every other turn while there are answers. */
+static void test_others_go_on(void **state)
+{
+	struct dns_entry table[] = { { .name = NULL } };
+	struct rig r = rig_start(table);
+	static struct asked many[100];
+	int fd = eventfd(1, EFD_CLOEXEC);
+	unsigned others = 0, called = 0;
+
+	/* the first turn of a source is older than all that follow */
+	assert_true(sd_event_run(r.event, 0) >= 0);
+	assert_true(sd_event_add_io(r.event, NULL, fd, EPOLLIN, on_other, &others) >= 0);
+	memset(many, 0, sizeof(many));
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(many); i++)
+		ask(&r, "203.0.113.7", LONG_NS, &many[i]);
+	for (unsigned turns = 0; called < DRAY_ARRAY_SIZE(many); turns++) {
+		assert_true(turns < 300);
+		assert_true(sd_event_run(r.event, UINT64_MAX) > 0);
+		while (called < DRAY_ARRAY_SIZE(many) && many[called].called)
+			called++;
+		assert_in_range(others + 2, called, called + 4);
+	}
+	rig_stop(&r);
+	close(fd);
+}
+
 /* More names than questions may be in flight. */
 static void test_many_names(void **state)
 {
@@ -461,6 +494,7 @@ int main(void)
 		cmocka_unit_test(test_shared_and_kept),
 		cmocka_unit_test(test_cancel),
 		cmocka_unit_test(test_end),
+		cmocka_unit_test(test_others_go_on),
 		cmocka_unit_test(test_many_names),
 		cmocka_unit_test(test_resolv_conf_changes),
 	};

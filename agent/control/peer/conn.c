@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The socket is watched level-triggered. The work of one callback is bounded: after MESSAGES_PER_CALL messages the
- * defer source continues in the next turn of the loop, because the socket does not become readable for bytes that
- * TLS or the buffer already holds.
+ * The socket is watched level-triggered. One turn of the loop handles at most MESSAGES_PER_TURN messages; `reading`
+ * goes on in a later one, because the socket does not become readable for bytes that TLS or the buffer already holds.
  */
 #include "agent/control/peer/conn.h"
 
@@ -16,7 +15,7 @@
 #include "lib/fds.h"
 #include "schema/gen/errors.h"
 
-#define MESSAGES_PER_CALL 32
+#define MESSAGES_PER_TURN 32
 #define READS_PER_CALL 64
 
 static void conn_destroy(struct conn *c)
@@ -36,6 +35,7 @@ static void leave(struct conn *c)
 		conn_destroy(c);
 }
 
+/* Runs on_defer() in the next turn, before the other sources. */
 static void run_again(struct conn *c)
 {
 	sd_event_source_set_enabled(c->defer, SD_EVENT_ONESHOT);
@@ -101,8 +101,7 @@ void conn_flush(struct conn *c)
 	if (c->phase != CONN_OPEN)
 		return;
 	update_events(c);
-	if (!c->unread)
-		sd_event_source_set_enabled(c->defer, SD_EVENT_OFF);
+	sd_event_source_set_enabled(c->defer, SD_EVENT_OFF);
 }
 
 void conn_send_message(struct conn *c, uint16_t type, uint64_t request_id,
@@ -123,8 +122,8 @@ void conn_send_error(struct conn *c, uint64_t request_id, struct dray_err err)
 	conn_send_message(c, PMSG_ERROR, request_id, &m);
 }
 
-/* Delivers whole messages, at most *budget. False if the connection must not be used any more. */
-static bool deliver(struct conn *c, unsigned *budget, size_t *ret_need)
+/* Delivers whole messages, as many as the turn has room for. False if the connection must not be used any more. */
+static bool deliver(struct conn *c, size_t *ret_need)
 {
 	struct dray_err why = DRAY_ERR_NULL;
 	struct pmsg_header h;
@@ -132,7 +131,7 @@ static bool deliver(struct conn *c, unsigned *budget, size_t *ret_need)
 	int r;
 
 	*ret_need = 0;
-	while (*budget) {
+	while (turn_work_has_room(&c->reading)) {
 		r = msgbuf_next(&c->in, c->message_max, &h, &body, ret_need, &why);
 		if (r == 0)
 			return true;
@@ -140,7 +139,7 @@ static bool deliver(struct conn *c, unsigned *budget, size_t *ret_need)
 			conn_fail(c, why);
 			return false;
 		}
-		(*budget)--;
+		c->reading.done++;
 		c->ops->message(c, &h, body);
 		if (c->freed || c->phase != CONN_OPEN)
 			return false;
@@ -151,19 +150,17 @@ static bool deliver(struct conn *c, unsigned *budget, size_t *ret_need)
 
 static void input(struct conn *c)
 {
-	unsigned budget = MESSAGES_PER_CALL, reads = READS_PER_CALL;
+	unsigned reads = READS_PER_CALL;
 	struct dray_err why = DRAY_ERR_NULL;
 	size_t need, room, n;
 	uint8_t *to;
 	int r;
 
-	c->unread = false;
 	for (;;) {
-		if (!deliver(c, &budget, &need))
+		if (!deliver(c, &need))
 			return;
-		if (!budget || !reads--) {
-			c->unread = true;
-			run_again(c);
+		if (!turn_work_has_room(&c->reading) || !reads--) {
+			turn_work_go_on(&c->reading);
 			return;
 		}
 		if (c->fd < 0)
@@ -234,14 +231,20 @@ static int on_io(sd_event_source *s, int fd, uint32_t revents, void *userdata)
 	return 0;
 }
 
+static int on_reading(sd_event_source *s, uint64_t usec, void *userdata)
+{
+	struct conn *c = userdata;
+
+	if (c->phase != CONN_FAILED)
+		work(c);
+	return 0;
+}
+
+/* Reports the failure, or sends what other callbacks have queued. */
 static int on_defer(sd_event_source *s, void *userdata)
 {
 	struct conn *c = userdata;
 
-	if (c->unread && c->phase != CONN_FAILED) {
-		work(c);
-		return 0;
-	}
 	c->busy++;
 	if (c->phase == CONN_FAILED) {
 		c->ops->failed(c, &c->failure);
@@ -286,6 +289,8 @@ static int conn_open(struct conn **ret, sd_event *event, struct tls *tls, int fd
 	}
 	if (r >= 0)
 		r = sd_event_source_set_enabled(c->defer, SD_EVENT_OFF);
+	if (r >= 0)
+		r = turn_work_init(&c->reading, event, MESSAGES_PER_TURN, on_reading, c);
 	if (r >= 0 && c->fd >= 0)
 		r = sd_event_add_io(event, &c->io, c->fd, events, on_io, c);
 	if (r < 0) {
@@ -335,6 +340,7 @@ void conn_set_priority(struct conn *c, int64_t priority)
 	if (c->io)
 		sd_event_source_set_priority(c->io, priority);
 	sd_event_source_set_priority(c->defer, priority);
+	sd_event_source_set_priority(c->reading.source, priority);
 }
 
 void conn_feed(struct conn *c, const void *p, size_t n)
@@ -359,6 +365,7 @@ struct conn *conn_free(struct conn *c)
 	c->io = sd_event_source_disable_unref(c->io);
 	if (c->defer)
 		sd_event_source_set_enabled(c->defer, SD_EVENT_OFF);
+	turn_work_deinit(&c->reading);
 	if (!c->busy)
 		conn_destroy(c);
 	return NULL;

@@ -12,6 +12,7 @@
 
 #include "agent/control/peer/msgbuf.h"
 #include "agent/control/peer/tls.h"
+#include "agent/process/turn_work.h"
 #include "lib/addr.h"
 #include "lib/cleanup.h"
 
@@ -35,12 +36,12 @@ struct conn {
 	int fd; /* -1: detached, see conn_new_detached */
 	struct tls_conn tls;
 	sd_event_source *io, *defer;
+	struct turn_work reading;
 	struct msgbuf in, out;
 	size_t message_max; /* bytes of one message that is accepted */
 	struct dray_err failure;
 	unsigned busy; /* callbacks on the stack */
 	bool freed;    /* while busy */
-	bool unread;   /* a turn ended with input left */
 	bool refused;  /* nothing listens at the address */
 };
 

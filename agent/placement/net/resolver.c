@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A name is in the table during its lookup and while its result is cached; it holds its queries. When the result is
- * known, the name joins `ready`, and a deferred source answers one query per turn of the loop: the callback may free
- * the resolver, so nothing is touched after it.
+ * known, the name joins `ready`, and one query is answered per turn of the loop: the callback may free the resolver,
+ * so nothing is touched after it.
  */
 #include "agent/placement/net/resolver.h"
 
@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/process/turn_work.h"
 #include "lib/addr.h"
 #include "lib/list.h"
 #include "lib/map.h"
@@ -56,7 +57,7 @@ struct resolver {
 	struct dray_list waiting, ready, cached, in_flight;
 	unsigned n_names, n_in_flight, n_cached;
 	struct dns *dns; /* may be NULL */
-	sd_event_source *turn;
+	struct turn_work answers;
 };
 
 static struct name *name_find(struct resolver *r, const char *host)
@@ -112,11 +113,6 @@ static void name_cache(struct name *n)
 		cached_free(dray_list_entry(r->cached.next, struct name, queue));
 }
 
-static void wake(struct resolver *r)
-{
-	sd_event_source_set_enabled(r->turn, SD_EVENT_ON);
-}
-
 static void name_ready(struct name *n, int64_t keep_s)
 {
 	n->known = true;
@@ -125,7 +121,7 @@ static void name_ready(struct name *n, int64_t keep_s)
 	if (dray_list_empty(&n->queries))
 		return name_cache(n);
 	dray_list_add(&n->resolver->ready, &n->queue);
-	wake(n->resolver);
+	turn_work_go_on(&n->resolver->answers);
 }
 
 /* Closes the channel. Lookups in progress begin again on the next one. */
@@ -134,7 +130,7 @@ static void dns_close(struct resolver *r)
 	r->dns = dns_free(r->dns);
 	dray_list_splice(&r->waiting, &r->in_flight);
 	r->n_in_flight = 0;
-	wake(r);
+	turn_work_go_on(&r->answers);
 }
 
 static int dns_ready(struct resolver *r, struct dray_err *reterr)
@@ -165,7 +161,7 @@ static void on_looked_up(void *arg, const struct dns_answer *a)
 	name_ready(n, n->n ? keep_s : KEEP_FAILURE_S);
 	/* waiting names can use the free place */
 	if (!dray_list_empty(&r->waiting))
-		wake(r);
+		turn_work_go_on(&r->answers);
 }
 
 static void start_lookups(struct resolver *r)
@@ -235,7 +231,7 @@ static int on_timeout(sd_event_source *s, uint64_t usec, void *arg)
 	return 0;
 }
 
-static int on_turn(sd_event_source *s, void *arg)
+static int on_turn(sd_event_source *s, uint64_t usec, void *arg)
 {
 	struct resolver *r = arg;
 	struct name *n;
@@ -243,7 +239,8 @@ static int on_turn(sd_event_source *s, void *arg)
 	start_lookups(r);
 	n = dray_list_first(&r->ready, struct name, queue);
 	if (!n)
-		return sd_event_source_set_enabled(r->turn, SD_EVENT_OFF);
+		return 0;
+	turn_work_go_on(&r->answers);
 	answer(dray_list_first(&n->queries, struct resolver_query, link));
 	return 0;
 }
@@ -340,7 +337,7 @@ int resolver_lookup(struct resolver *r, const char *host, unsigned port, int64_t
 		resolver_cancel(q);
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "%s: out of memory", host);
 	}
-	wake(r);
+	turn_work_go_on(&r->answers);
 	if (ret)
 		*ret = q;
 	return 0;
@@ -372,9 +369,7 @@ int resolver_new(struct resolver **ret, sd_event *event, struct dray_err *reterr
 	dray_list_init(&r->ready);
 	dray_list_init(&r->cached);
 	dray_list_init(&r->in_flight);
-	ret_code = sd_event_add_defer(event, &r->turn, on_turn, r);
-	if (ret_code >= 0)
-		ret_code = sd_event_source_set_enabled(r->turn, SD_EVENT_OFF);
+	ret_code = turn_work_init(&r->answers, event, 1, on_turn, r);
 	if (ret_code < 0) {
 		resolver_free(r);
 		return dray_err_set(reterr, ret_code, DRAY_E_IO, "the resolver: %s",
@@ -403,7 +398,7 @@ struct resolver *resolver_free(struct resolver *r)
 	names_free(&r->waiting);
 	names_free(&r->ready);
 	names_free(&r->cached);
-	sd_event_source_disable_unref(r->turn);
+	turn_work_deinit(&r->answers);
 	dray_map_deinit(&r->by_host);
 	free(r);
 	return NULL;
