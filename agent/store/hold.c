@@ -250,7 +250,7 @@ static struct dmsg_store_result pin(struct store_user *u, struct store_member *m
 uint32_t store_pin(struct store_user *u, struct store_member *m, const struct store_key *keys,
 		   uint32_t n, struct dmsg_store_result *ret)
 {
-	struct turns_share share = { .n = 0 };
+	struct turns_share share = { .member = m };
 	struct store_effort e = { .done = 0 };
 
 	for (uint32_t i = 0; i < n; i++) {
@@ -366,7 +366,7 @@ static void trace_read(struct store_space *sp, struct store_key key,
 uint32_t store_read(struct store_user *u, struct store_member *m, const struct store_key *keys,
 		    uint32_t n, struct dmsg_store_place *ret, struct store_files *files)
 {
-	struct turns_share share = { .n = 0 };
+	struct turns_share share = { .member = m };
 	struct store_effort e = { .done = 0 };
 
 	files->n = 0;

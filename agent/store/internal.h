@@ -151,9 +151,11 @@ struct store_member {
 	struct dray_list link; /* on space->members */
 	struct store_space *space;
 	struct owner_account *account; /* kept */
-	uint32_t refs;                 /* users, objects, and segments that it keeps */
+	uint32_t refs; /* users, objects, segments that it keeps, and one while it reads */
 	/* its live objects that nobody holds, in memory and only on disk */
 	uint32_t n_idle, n_idle_on_disk;
+	struct dray_list reader; /* on the tier's list, while it reads */
+	struct turns turns;      /* struct disk_part, that are to be read for it */
 };
 
 struct store_user {

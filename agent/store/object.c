@@ -853,6 +853,8 @@ enum dmsg_store_status store_get_begin(struct store_member *m, struct store_key 
 	enum dmsg_store_tier tier;
 	struct store_object *o;
 
+	if (w)
+		w->share.member = m;
 	pthread_mutex_lock(&s->lock);
 	o = item_find(m->space, key);
 	tier = item_tier(o);

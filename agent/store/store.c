@@ -274,6 +274,8 @@ static struct store_member *member_get(struct store *s, struct owner_account *a,
 		return NULL;
 	m->space = sp;
 	m->account = a;
+	dray_list_init(&m->reader);
+	turns_init(&m->turns);
 	s->cfg.keep(a);
 	dray_list_add(&sp->members, &m->link);
 	return m;

@@ -38,7 +38,8 @@ struct tier {
 	uint64_t give; /* bytes to evict from disk, because its file system is full of objects */
 	/* of work.c */
 	struct queue reads, others;
-	struct turns turns; /* struct disk_part, that are to be read */
+	struct dray_list readers; /* struct store_member, with objects that are to be read */
+	uint64_t served; /* owner_account.store_read of the owner that was served last, before that */
 	uint64_t turn_bytes; /* that the disk reads in a turn, by the rate that it has learned so far */
 	struct dray_list parts; /* the others */
 	struct dray_list ops;   /* in flight */

@@ -37,10 +37,8 @@ bool turns_add(struct turns *t, struct turns_share *s, struct dray_list *link, u
 
 struct dray_list *turns_first(struct turns *t)
 {
-	if (!t->n) {
-		t->taken = 0;
+	if (!t->n)
 		return NULL;
-	}
 	while (dray_list_empty(&t->lists[t->now % TURNS_MAX])) {
 		t->now++;
 		t->taken = 0;
@@ -51,6 +49,5 @@ struct dray_list *turns_first(struct turns *t)
 void turns_take(struct turns *t, struct dray_list *link, uint64_t bytes)
 {
 	dray_list_del(link);
-	t->n--;
-	t->taken += bytes;
+	t->taken = --t->n ? t->taken + bytes : 0;
 }

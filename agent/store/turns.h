@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Objects that are to be read from disk take turns. A batch has so many bytes in a turn as the disk reads in DISK_TURN_MS, and
+ * Objects that an owner wants to be read from disk take turns. A batch has so many bytes in a turn as the disk reads in DISK_TURN_MS, and
  * what is beyond that waits for the next turn, so that a batch that comes later waits for a part of those before it, not for all of
  * them. A batch that comes when the turn has read so much already begins with the next one: no batch waits forever.
  */
@@ -9,6 +9,8 @@
 #include <stdint.h>
 
 #include "lib/list.h"
+
+struct store_member;
 
 #define DISK_TURN_MS 50u
 /* Of these that a batch can have before it; what is beyond them shares the last one. */
@@ -23,6 +25,7 @@ struct turns {
 
 /* What a batch has in its last turn; zeroed before its first object. */
 struct turns_share {
+	struct store_member *member; /* whose owner reads; NULL: that of its first object */
 	uint64_t turn, bytes;
 	uint32_t n; /* turns so far: requests to the disk */
 };

@@ -56,10 +56,54 @@ void work_add(struct store_object *o, enum disk_work work)
 	works_kick(t);
 }
 
+/*
+ * Owners share the disk by bytes: the next object is read for the owner that has had the least. An owner that comes back has not saved
+ * up what it has not read meanwhile.
+ */
+static void reader_add(struct tier *t, struct store_member *m)
+{
+	if (!dray_list_empty(&m->reader))
+		return;
+	dray_list_add(&t->readers, &m->reader);
+	m->refs++;
+	m->account->store_read = dray_max(m->account->store_read, t->served);
+}
+
+/* It is the first one of the list from then on. NULL: there is none. */
+static struct store_member *next_reader(struct tier *t)
+{
+	struct store_member *next = NULL;
+
+	dray_list_for_each(&t->readers, m, struct store_member, reader)
+		if (!next || m->account->store_read < next->account->store_read)
+			next = m;
+	if (next) {
+		dray_list_del(&next->reader);
+		dray_list_add_front(&t->readers, &next->reader);
+	}
+	return next;
+}
+
+/* Its object is read now for the first of the list. An owner may read in several name spaces, which take turns. */
+static void reader_take(struct tier *t, struct disk_part *p)
+{
+	struct store_member *m = dray_container_of(t->readers.next, struct store_member, reader);
+
+	dray_list_del(&m->reader);
+	turns_take(&m->turns, &p->link, work_bytes(p));
+	t->served = m->account->store_read;
+	m->account->store_read += work_bytes(p);
+	if (m->turns.n)
+		dray_list_add(&t->readers, &m->reader);
+	else
+		m->refs--;
+}
+
+/* The first one of its queue. */
 static void dequeue(struct tier *t, struct disk_part *p)
 {
 	if (p->work == WORK_READ)
-		turns_take(&t->turns, &p->link, work_bytes(p));
+		reader_take(t, p);
 	else
 		dray_list_del(&p->link);
 	t->writes -= p->work == WORK_WRITE;
@@ -68,12 +112,12 @@ static void dequeue(struct tier *t, struct disk_part *p)
 /* NULL: there is none. */
 static struct disk_part *first_of(struct tier *t, const struct queue *q)
 {
-	struct dray_list *read;
+	struct store_member *m;
 
 	if (q == &t->others)
 		return dray_list_first(&t->parts, struct disk_part, link);
-	read = turns_first(&t->turns);
-	return read ? dray_container_of(read, struct disk_part, link) : NULL;
+	m = next_reader(t);
+	return m ? dray_container_of(turns_first(&m->turns), struct disk_part, link) : NULL;
 }
 
 bool work_write(struct store_object *o)
@@ -97,8 +141,11 @@ void work_read(struct store_object *o, struct turns_share *share)
 	struct tier *t = s->tier;
 
 	disk_part(o)->work = WORK_READ;
-	if (turns_add(&t->turns, share, &disk_part(o)->link, disk_blocks(object_bytes(o)),
-		      t->turn_bytes)) {
+	if (!share->member)
+		share->member = o->member;
+	reader_add(t, share->member);
+	if (turns_add(&share->member->turns, share, &disk_part(o)->link,
+		      disk_blocks(object_bytes(o)), t->turn_bytes)) {
 		s->totals.disk_turns++;
 		s->totals.disk_batches += share->n == 1;
 	}
@@ -405,7 +452,7 @@ int works_init(struct tier *t)
 	const struct store_disk_config *cfg = &t->store->cfg.disk;
 	int r;
 
-	turns_init(&t->turns);
+	dray_list_init(&t->readers);
 	dray_list_init(&t->parts);
 	dray_list_init(&t->reads.spare.link);
 	dray_list_init(&t->others.spare.link);

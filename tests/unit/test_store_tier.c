@@ -211,10 +211,15 @@ static void drop(unsigned k)
 	assert_int_equal(r.status, DMSG_STORE_STATUS_OK);
 }
 
+static void evict_all_of(const char *space, const char *tenant, uint32_t uid)
+{
+	while (store_evict(rig.store, space, tenant, uid, UINT64_MAX).more)
+		;
+}
+
 static void evict_all(const char *space, const char *tenant)
 {
-	while (store_evict(rig.store, space, tenant, 0, UINT64_MAX).more)
-		;
+	evict_all_of(space, tenant, 0);
 }
 
 static void leave_memory(void)
@@ -367,6 +372,29 @@ static bool wait_at_gate(enum disk_call call, unsigned before)
 	return !r;
 }
 
+/* Until so many calls have come to their gate. */
+static void run_to_gate_n(enum disk_call call, unsigned n)
+{
+	struct timespec began, now;
+	unsigned calls = 0;
+
+	clock_gettime(CLOCK_MONOTONIC, &began);
+	while (calls < n) {
+		sd_event_run(rig.event, 1000);
+		pthread_mutex_lock(&gate_lock);
+		calls = at_gate[call];
+		pthread_mutex_unlock(&gate_lock);
+		clock_gettime(CLOCK_MONOTONIC, &now);
+		if (now.tv_sec - began.tv_sec > LIMIT_US / 1000000)
+			fail_msg("%u calls of %u", calls, n);
+	}
+}
+
+static void run_to_gate(unsigned before)
+{
+	run_to_gate_n(DISK_CALL_READ, before + 1);
+}
+
 static void test_loads_beside_evictions_from_a_full_disk(void **state)
 {
 	unsigned reads = at_gate[DISK_CALL_READ];
@@ -485,6 +513,79 @@ static void test_loads_beside_a_disk_that_hangs(void **state)
 		assert_int_equal(get_end(&gets[i]), DMSG_STORE_STATUS_OK);
 	assert_int_equal(get_begin(&gets[n], n), DMSG_STORE_STATUS_OK);
 	assert_int_equal(get_end(&gets[n]), DMSG_STORE_STATUS_OK);
+}
+
+/* What was learned on the file system of fstatvfs(). */
+static void remember_rates(unsigned read, unsigned write)
+{
+	char path[128], sql[200];
+	sqlite3 *db;
+
+	snprintf(path, sizeof(path), "%s/index.db", cm_dir);
+	snprintf(
+		sql, sizeof(sql),
+		"INSERT OR REPLACE INTO rate (id, device, read, write) VALUES (1, '0-%llu', %u, %u)",
+		(unsigned long long)UINT32_MAX * DISK_BLOCK, read, write);
+	assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
+	assert_int_equal(sqlite3_exec(db, sql, NULL, NULL, NULL), SQLITE_OK);
+	sqlite3_close(db);
+}
+
+static struct store_member *other_member(struct store_user **ret)
+{
+	struct dray_err e = DRAY_ERR_NULL;
+	struct store_member *m;
+
+	*ret = store_user_new(rig.store, &rig.other, &e);
+	assert_non_null(*ret);
+	m = store_join(*ret, (struct dray_str){ "", 0 }, &e);
+	assert_non_null(m);
+	return m;
+}
+
+/* The GETs of one owner are batches of one object each. The one of another owner waits for none of those that the disk has not begun. */
+static void test_loads_beside_many_batches_of_another_owner(void **state)
+{
+	enum { MANY = 40 };
+	struct store_member *other, *own;
+	struct store_user *user;
+	unsigned reads, ready = 0;
+	struct get g[MANY], of_other;
+
+	put(0, DISK_BLOCK);
+	settle();
+	stop();
+	remember_rates(1, 0);
+	start();
+	own = rig.member;
+	other = other_member(&user);
+	for (unsigned k = 1; k < MANY; k++)
+		put(k, DISK_BLOCK);
+	rig.member = other;
+	put(0, DISK_BLOCK);
+	settle();
+	evict_all("", "t");
+	evict_all_of("", "t", 1);
+	gate(DISK_CALL_READ, true);
+	reads = at_gate[DISK_CALL_READ];
+	rig.member = own;
+	for (unsigned k = 0; k < MANY; k++)
+		assert_int_equal(get_begin(&g[k], k), DMSG_STORE_STATUS_OK);
+	run_to_gate(reads);
+	rig.member = other;
+	assert_int_equal(get_begin(&of_other, 0), DMSG_STORE_STATUS_OK);
+	gate(DISK_CALL_READ, false);
+	while (!of_other.wait.ready)
+		turn();
+	for (unsigned k = 0; k < MANY; k++)
+		ready += g[k].wait.ready;
+	/* those that the two threads had, and what ended beside that of the other owner */
+	assert_in_range(ready, 0, MANY / 4);
+	assert_int_equal(get_end(&of_other), DMSG_STORE_STATUS_OK);
+	rig.member = own;
+	for (unsigned k = 0; k < MANY; k++)
+		assert_int_equal(get_end(&g[k]), DMSG_STORE_STATUS_OK);
+	store_user_free(user);
 }
 
 /* Works go on, one after the other, and requests end. */
@@ -1122,29 +1223,6 @@ static void test_objects_that_are_only_in_memory(void **state)
 
 #define NO_LIMIT (1ull << 50)
 
-/* Until so many calls have come to their gate. */
-static void run_to_gate_n(enum disk_call call, unsigned n)
-{
-	struct timespec began, now;
-	unsigned calls = 0;
-
-	clock_gettime(CLOCK_MONOTONIC, &began);
-	while (calls < n) {
-		sd_event_run(rig.event, 1000);
-		pthread_mutex_lock(&gate_lock);
-		calls = at_gate[call];
-		pthread_mutex_unlock(&gate_lock);
-		clock_gettime(CLOCK_MONOTONIC, &now);
-		if (now.tv_sec - began.tv_sec > LIMIT_US / 1000000)
-			fail_msg("%u calls of %u", calls, n);
-	}
-}
-
-static void run_to_gate(unsigned before)
-{
-	run_to_gate_n(DISK_CALL_READ, before + 1);
-}
-
 static struct store_verify *verify_at(uint64_t rate)
 {
 	struct dray_err e = DRAY_ERR_NULL;
@@ -1422,22 +1500,6 @@ static void test_verify_at_a_rate(void **state)
 	store_verify_free(v);
 }
 
-/* What was learned on the file system of fstatvfs(). */
-static void remember_write_rate(unsigned rate)
-{
-	char path[128], sql[200];
-	sqlite3 *db;
-
-	snprintf(path, sizeof(path), "%s/index.db", cm_dir);
-	snprintf(
-		sql, sizeof(sql),
-		"INSERT OR REPLACE INTO rate (id, device, read, write) VALUES (1, '0-%llu', 0, %u)",
-		(unsigned long long)UINT32_MAX * DISK_BLOCK, rate);
-	assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
-	assert_int_equal(sqlite3_exec(db, sql, NULL, NULL, NULL), SQLITE_OK);
-	sqlite3_close(db);
-}
-
 /* Were they limited by a rate that is measured until they are durable, slow commits would lower the limit again and again. */
 static void test_writes_do_not_wait_for_commits(void **state)
 {
@@ -1446,7 +1508,7 @@ static void test_writes_do_not_wait_for_commits(void **state)
 	put(0, DISK_BLOCK);
 	settle();
 	stop();
-	remember_write_rate(1000);
+	remember_rates(0, 1000);
 	start();
 	put(1, DISK_BLOCK);
 	settle();
@@ -1476,6 +1538,7 @@ int main(void)
 		TEST(test_owner_without_room_beside_others_in_its_space),
 		TEST(test_pinned_object_that_could_not_be_read),
 		TEST(test_loads_beside_a_disk_that_hangs),
+		TEST(test_loads_beside_many_batches_of_another_owner),
 		TEST(test_keys_that_change_before_the_folder_is_read),
 		TEST(test_a_call_evicts_some),
 		TEST(test_counts_by_tier),

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Batches that read from disk take turns, so that a large one does not hold up small ones. */
+/* Batches of an owner that read from disk take turns, so that a large one does not hold up small ones. */
 #include <string.h>
 
 #include "agent/store/turns.h"
