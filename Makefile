@@ -213,6 +213,12 @@ $(B)/tests/unit/test_segments: LIBS_test += -Wl,--wrap=preferred_rank
 $(B)/tests/unit/test_region: LIBS_test += -Wl,--wrap=extents_map
 # It counts the remotes that are dropped.
 $(B)/tests/unit/test_session_region: LIBS_test += -Wl,--wrap=pool_drop,--wrap=pool_retire
+# It has scans in which a device fails.
+$(B)/tests/unit/test_detect: LIBS_test += -Wl,--wrap=nd_scan_run
+# It has an RDMA device of its own.
+$(B)/tests/unit/test_nd_verbs: LIBS_test += $(addprefix -Wl$(,)--wrap=,ibv_get_device_list ibv_free_device_list ibv_get_device_name \
+	ibv_open_device ibv_close_device ibv_query_port ibv_query_pkey _ibv_query_gid_table ibv_alloc_pd ibv_dealloc_pd ibv_create_ah \
+	ibv_destroy_ah)
 # It counts the regions that are looked at.
 $(B)/tests/unit/test_rails $(B)/tests/unit/tsan_rails: LIBS_test += -Wl,--wrap=rail_regions_check
 # Any other program of tests/: tests/unit/test_rings.c becomes build/asan/tests/unit/test_rings.

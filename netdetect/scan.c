@@ -241,6 +241,24 @@ static unsigned count_hidden(const struct nd_scan *scan)
 	return known > seen ? (unsigned)(known - seen) : 0;
 }
 
+static void note_failures(struct nd_scan *scan)
+{
+	for (size_t i = 0; i < scan->devices.n; i++) {
+		const struct nd_device *d = &scan->devices.v[i];
+
+		scan->failing |= nd_device_failing(d);
+		for (size_t k = 0; k < d->n_ports; k++)
+			if (d->ports[k].query_error)
+				add_note(
+					scan, "devices", "%s/%u cannot be read now: %s%s", d->name,
+					d->ports[k].number,
+					dray_errno_text(d->ports[k].query_error),
+					d->ports[k].gids.n ?
+						"; its GIDs of an earlier scan are used until it can" :
+						"; it cannot be used until then");
+	}
+}
+
 static int scan_network(const struct nd_source *s, const struct nd_scan_options *o,
 			struct nd_scan *scan, struct dray_err *reterr)
 {
@@ -256,8 +274,12 @@ static int scan_network(const struct nd_source *s, const struct nd_scan_options 
 	/* before they are opened, which an operator may have excluded them for */
 	exclude_devices(scan, o);
 	err = DRAY_ERR_NULL;
-	return part(scan, "devices", nd_devices_read(s, &scan->links, &scan->devices, &err), &err,
-		    reterr);
+	r = part(scan, "devices",
+		 nd_devices_read(s, &scan->links, o->before ? &o->before->devices : NULL,
+				 &scan->devices, &err),
+		 &err, reterr);
+	note_failures(scan);
+	return r;
 }
 
 static int scan_listeners(const struct nd_source *s, const struct nd_scan_options *o,

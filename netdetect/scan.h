@@ -22,6 +22,8 @@ struct nd_scan_options {
 	struct dray_strv only, without;  /* device names, with * and ? */
 	struct dray_strv gid_indices;    /* "mlx5_0:3", "mlx5_1/2:0": of a device, or of one port */
 	uint8_t gid_family;              /* AF_UNSPEC: IPv4 first */
+	const struct nd_scan *
+		before; /* an earlier scan: what it knows of ports that cannot be read now is kept; NULL: nothing */
 };
 
 /* 0, or -EINVAL for options that cannot be parsed: reterr names the option and its correct form. */
@@ -42,6 +44,7 @@ struct nd_scan {
 	struct nd_listeners listeners;
 	struct nd_note notes[ND_NOTES_MAX];
 	size_t n_notes;
+	bool failing; /* nd_device_failing() of a device: another scan may find more */
 	int64_t took_ns;
 	_Atomic unsigned refs;
 };

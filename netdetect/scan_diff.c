@@ -69,12 +69,13 @@ static void add_port(struct facts *f, const struct nd_device *d, const struct nd
 	const struct nd_gid *g = nd_gids_best(&p->gids);
 	const char *netdev = p->netdev[0] ? p->netdev : "none",
 		   *state = nd_port_state_name(p->state);
-	char name[80], gid[96] = "none", text[INET6_ADDRSTRLEN], why[ND_REASON_MAX + 2];
+	char name[80], gid[96] = "none", text[INET6_ADDRSTRLEN], reason[ND_REASON_MAX],
+		       why[ND_REASON_MAX + 2];
 	struct fact *x;
 
 	if (g)
 		snprintf(gid, sizeof(gid), "%u %s", g->index, nd_gid_text(&g->gid, text));
-	snprintf(why, sizeof(why), ", %s", g ? g->reason : "none is usable");
+	snprintf(why, sizeof(why), ", %s", nd_port_why(p, reason));
 	snprintf(name, sizeof(name), "%s/%u", d->name, p->number);
 	x = add(f, d->name, "%s", name);
 	snprintf(x->value, sizeof(x->value), "%s", state);

@@ -34,7 +34,7 @@ static void port_row(struct ctl_table *t, const struct nd_device *d, const struc
 {
 	const struct nd_gid *g = nd_gids_best(&p->gids);
 	bool active = p->state == ND_PORT_ACTIVE;
-	char text[LINE_BYTES], speed[32], buf[32], address[INET6_ADDRSTRLEN];
+	char text[LINE_BYTES], speed[32], buf[32], address[INET6_ADDRSTRLEN], why[ND_REASON_MAX];
 
 	snprintf(text, sizeof(text), "%s/%u", d->name, p->number);
 	ctl_table_cells(t, text);
@@ -44,6 +44,7 @@ static void port_row(struct ctl_table *t, const struct nd_device *d, const struc
 		snprintf(text, sizeof(text), "%u %s", g->index, nd_gid_text(&g->gid, address));
 	ctl_table_add(t, g ? text : "none", g ? CTL_MOOD_NONE : CTL_MOOD_BAD);
 	ctl_table_cells(t, g                ? g->reason :
+			   p->query_error   ? nd_port_why(p, why) :
 			   p->gids.n        ? p->gids.v[0].reason :
 			   p->gids.unmapped ? "its GIDs belong to other network namespaces" :
 					      "its GID table is empty");

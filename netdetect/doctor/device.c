@@ -161,7 +161,11 @@ static bool check_gid(struct examination *x, const struct nd_device *d, const st
 	char about[ABOUT_MAX];
 
 	port_name(d, p, about);
-	if (!best && p->gids.unmapped)
+	if (p->query_error)
+		nd_finding(x, ND_ERROR, about,
+			   "try again, and read the kernel log if that fails too",
+			   "the port cannot be read: %s", dray_errno_text(p->query_error));
+	else if (!best && p->gids.unmapped)
 		nd_finding(
 			x, ND_ERROR, about,
 			"run with hostNetwork, or give the pod an interface of this device (SR-IOV, macvlan)",

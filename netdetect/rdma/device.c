@@ -1,13 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "netdetect/rdma/device.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "netdetect/rdma/internal.h"
+#include "netdetect/source/netlink.h"
 #include "lib/array.h"
 
 #define PKEY_FULL 0x8000
+/* Of the reason for a GID, beside the reason why it cannot be read. */
+#define KEPT_REASON_MAX 90
 
 const char *nd_port_state_name(enum nd_port_state s)
 {
@@ -53,6 +57,28 @@ void nd_devices_deinit(struct nd_devices *d)
 		nd_device_deinit(&d->v[i]);
 	free(d->v);
 	*d = (struct nd_devices){ 0 };
+}
+
+bool nd_device_failing(const struct nd_device *d)
+{
+	for (size_t i = 0; i < d->n_ports; i++)
+		if (d->ports[i].query_error)
+			return true;
+	return nd_is_transient(-d->open_error);
+}
+
+const char *nd_port_why(const struct nd_port *p, char buf[ND_REASON_MAX])
+{
+	const struct nd_gid *g = nd_gids_best(&p->gids);
+
+	if (!p->query_error)
+		snprintf(buf, ND_REASON_MAX, "%s", g ? g->reason : "no GID is usable");
+	else
+		snprintf(buf, ND_REASON_MAX, "its GIDs cannot be read now: %s%s%.*s",
+			 dray_errno_text(p->query_error),
+			 g ? "; that of an earlier scan is used: " : "", KEPT_REASON_MAX,
+			 g ? g->reason : "");
+	return buf;
 }
 
 bool nd_device_active(const struct nd_device *d)

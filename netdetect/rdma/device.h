@@ -39,6 +39,8 @@ struct nd_port {
 	struct nd_gids gids;
 	struct nd_pkey *pkeys;
 	size_t n_pkeys;
+	/* errno: its MTU, GIDs or P_Keys could not be read now; they are those of an earlier scan, or missing */
+	int query_error;
 };
 
 struct nd_resource { /* "qp", "mr", ... */
@@ -84,13 +86,18 @@ struct nd_devices {
 int nd_devices_list(const struct nd_source *s, struct nd_devices *ret, struct dray_err *reterr);
 /*
  * Reads the rest of these devices: places, ports, GID tables (not ranked) and P_Key tables. links: of the same scan, to match
- * netdevs. -errno if that failed, with *d empty. Opens and closes each uverbs node once (live). Any thread; blocks.
+ * netdevs. before: an earlier scan, for ports that cannot be read now, or NULL. -errno if that failed, with *d empty. Opens and
+ * closes each uverbs node once (live). Any thread; blocks.
  */
-int nd_devices_read(const struct nd_source *s, const struct nd_links *links, struct nd_devices *d,
-		    struct dray_err *reterr);
+int nd_devices_read(const struct nd_source *s, const struct nd_links *links,
+		    const struct nd_devices *before, struct nd_devices *d, struct dray_err *reterr);
 void nd_device_deinit(struct nd_device *d);
 void nd_devices_deinit(struct nd_devices *d);
 
+/* A port could not be read, or the device could not be opened, for a reason that may be gone at the next scan. */
+bool nd_device_failing(const struct nd_device *d);
+/* Why the port has its best GID, or none that is usable. Returns buf. */
+const char *nd_port_why(const struct nd_port *p, char buf[ND_REASON_MAX]);
 /* True if one of its ports is active. */
 bool nd_device_active(const struct nd_device *d);
 /* libibverbs.c: why the device does not open, if open_error is set. Valid for ever. */

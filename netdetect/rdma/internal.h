@@ -34,6 +34,14 @@ void nd_verbs_deinit(struct nd_verbs *x);
 
 /*
  * verbs.c: the same tables and the MTUs, by libibverbs, with each GID proved by an address handle to itself. Unless
- * the device opens, errno is returned in d->open_error and nothing is read. 0, -ENOMEM, or nd_is_shortage().
+ * the device opens, errno is returned in d->open_error and nothing is read. A port that cannot be read has query_error.
+ * 0, -ENOMEM, or nd_is_shortage().
  */
 int nd_verbs_tables(struct nd_verbs *x, const struct nd_links *links, struct nd_device *d);
+
+/*
+ * keep.c: what the device said in an earlier scan stands for what it cannot say now, because a failure that passes must not end
+ * paths that work. before: NULL, or the devices of that scan. 0 or -ENOMEM.
+ */
+int nd_device_keep(struct nd_device *d, const struct nd_devices *before,
+		   const struct nd_links *links);

@@ -92,8 +92,8 @@ static void match_netdev(const struct nd_links *links, struct nd_device *d, stru
 
 ND_ORDER(by_number, struct nd_port, number);
 
-static int complete(const struct nd_source *s, const struct nd_links *links, struct nd_verbs *verbs,
-		    struct nd_device *d)
+static int complete(const struct nd_source *s, const struct nd_links *links,
+		    const struct nd_devices *before, struct nd_verbs *verbs, struct nd_device *d)
 {
 	int r = nd_sysfs_device(s, d);
 
@@ -104,7 +104,9 @@ static int complete(const struct nd_source *s, const struct nd_links *links, str
 		r = nd_verbs_tables(verbs, links, d);
 	if (nd_is_shortage(-d->open_error))
 		return -d->open_error;
-	if (d->open_error)
+	if (r >= 0)
+		r = nd_device_keep(d, before, links);
+	if (r >= 0 && d->open_error)
 		r = nd_sysfs_tables(s, links, d);
 	for (size_t i = 0; i < d->n_ports; i++)
 		match_netdev(links, d, &d->ports[i]);
@@ -149,15 +151,15 @@ int nd_devices_list(const struct nd_source *s, struct nd_devices *ret, struct dr
 	return 0;
 }
 
-int nd_devices_read(const struct nd_source *s, const struct nd_links *links, struct nd_devices *d,
-		    struct dray_err *reterr)
+int nd_devices_read(const struct nd_source *s, const struct nd_links *links,
+		    const struct nd_devices *before, struct nd_devices *d, struct dray_err *reterr)
 {
 	struct nd_verbs verbs = { .listed = false };
 	int r = 0;
 
 	nd_sysfs_uverbs(s, d);
 	for (size_t i = 0; r >= 0 && i < d->n; i++)
-		r = complete(s, links, &verbs, &d->v[i]);
+		r = complete(s, links, before, &verbs, &d->v[i]);
 	nd_verbs_deinit(&verbs);
 	return end_step(d, r, reterr);
 }

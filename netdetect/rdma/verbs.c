@@ -34,12 +34,40 @@ static uint64_t lane_megabits(uint8_t speed)
 	return speed < DRAY_ARRAY_SIZE(megabits) ? megabits[speed] : 0;
 }
 
+/* errno of a verb that failed: some return it, some set errno, and some providers do neither. */
+static int failure(int r)
+{
+	return r > 0 ? r : r < -1 ? -r : errno ? errno : EIO;
+}
+
+static int query_pkeys(struct ibv_context *context, struct nd_port *p, uint16_t n)
+{
+	for (uint16_t i = 0; i < n; i++) {
+		__be16 value;
+		int r;
+
+		errno = 0;
+		r = ibv_query_pkey(context, (uint8_t)p->number, i, &value);
+		/* RoCE has no partitions */
+		if (r != 0 && p->layer == ND_LAYER_INFINIBAND)
+			p->query_error = failure(r);
+		if (r == 0 && nd_port_add_pkey(p, i, be16toh(value)) < 0)
+			return -ENOMEM;
+	}
+	return 0;
+}
+
 static int query_port(struct ibv_context *context, struct nd_port *p)
 {
 	struct ibv_port_attr a = { 0 };
+	int r;
 
-	if (ibv_query_port(context, (uint8_t)p->number, &a) != 0)
+	errno = 0;
+	r = ibv_query_port(context, (uint8_t)p->number, &a);
+	if (r != 0) {
+		p->query_error = failure(r);
 		return 0;
+	}
 	/* newer than the answer of netlink */
 	p->state = (enum nd_port_state)a.state;
 	p->physical = a.phys_state;
@@ -55,14 +83,7 @@ static int query_port(struct ibv_context *context, struct nd_port *p)
 	if (!p->rate)
 		p->rate = lane_megabits(a.active_speed) * p->lanes * 1000000;
 	p->gids.table = (uint32_t)a.gid_tbl_len;
-	for (uint16_t i = 0; i < a.pkey_tbl_len; i++) {
-		__be16 value;
-
-		if (ibv_query_pkey(context, (uint8_t)p->number, i, &value) == 0 &&
-		    nd_port_add_pkey(p, i, be16toh(value)) < 0)
-			return -ENOMEM;
-	}
-	return 0;
+	return query_pkeys(context, p, a.pkey_tbl_len);
 }
 
 static enum nd_gid_type type_of(uint32_t verbs)
@@ -79,12 +100,17 @@ static int query_gids(struct ibv_context *context, const struct nd_links *links,
 	size_t room = 0;
 	ssize_t n;
 
+	/* the kernel refuses a query without room for the GIDs of all ports */
 	for (size_t i = 0; i < d->n_ports; i++)
-		room += d->ports[i].gids.table;
+		room += d->ports[i].query_error ? ND_GID_INDEX_MAX + 1 : d->ports[i].gids.table;
 	entries = calloc(room ? room : 1, sizeof(*entries));
 	if (!entries)
 		return -ENOMEM;
+	errno = 0;
 	n = room ? ibv_query_gid_table(context, entries, room, 0) : 0;
+	for (size_t i = 0; n < 0 && i < d->n_ports; i++)
+		if (!d->ports[i].query_error)
+			d->ports[i].query_error = failure((int)n);
 	for (ssize_t i = 0; i < n; i++) {
 		struct nd_port *p = nd_port_by_number(d, entries[i].port_num);
 		struct in6_addr gid;

@@ -18,6 +18,27 @@ static sd_event *event;
 static unsigned changes, reads;
 static bool lo_up;
 static int log_fd;
+static unsigned failing;              /* so many of the next scans have a device that fails */
+static const struct nd_scan *last[2]; /* the scan before, as the last two scans were given it */
+
+int __real_nd_scan_run(const struct nd_source *s, const struct nd_scan_options *o,
+		       struct nd_scan **ret, struct dray_err *reterr);
+int __wrap_nd_scan_run(const struct nd_source *s, const struct nd_scan_options *o,
+		       struct nd_scan **ret, struct dray_err *reterr);
+
+int __wrap_nd_scan_run(const struct nd_source *s, const struct nd_scan_options *o,
+		       struct nd_scan **ret, struct dray_err *reterr)
+{
+	int r = __real_nd_scan_run(s, o, ret, reterr);
+
+	last[0] = last[1];
+	last[1] = o->before;
+	if (r >= 0 && failing) {
+		failing--;
+		(*ret)->failing = true;
+	}
+	return r;
+}
 
 static void on_changed(void *arg, struct nd_scan *now)
 {
@@ -123,6 +144,25 @@ static void scans_fail(void)
 	end(d);
 }
 
+/* A device fails: scans again although no event comes, and each scan knows the one before. */
+static void device_fails(void)
+{
+	static struct dray_config cfg;
+	struct detect *d;
+	const struct nd_scan *second;
+
+	failing = 2;
+	d = begin(&cfg);
+	CHECK(!last[1]);
+	RUN_UNTIL(changes == 2);
+	CHECK(last[1]);
+	second = detect_scan(d);
+	RUN_UNTIL(changes == 3);
+	CHECK(last[1] == second && last[0] != second);
+	CHECK(logged("all devices have been read again") == 1);
+	end(d);
+}
+
 /* Many changes at once are a few lines and a number. */
 static void many_changes(void)
 {
@@ -166,6 +206,11 @@ static void test_scans_fail(void **state)
 	netns_run(scans_fail);
 }
 
+static void test_device_fails(void **state)
+{
+	netns_run(device_fails);
+}
+
 static void test_many_changes(void **state)
 {
 	netns_run(many_changes);
@@ -180,6 +225,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_scans_fail),
+		cmocka_unit_test(test_device_fails),
 		cmocka_unit_test(test_many_changes),
 		cmocka_unit_test(test_listeners_fail),
 	};

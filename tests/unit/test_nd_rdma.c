@@ -298,7 +298,7 @@ static void scan(const struct nd_links *links)
 
 	assert_int_equal(nd_source_open(&s, dir), 0);
 	assert_int_equal(nd_devices_list(&s, &devices, &err), 0);
-	assert_int_equal(nd_devices_read(&s, links, &devices, &err), 0);
+	assert_int_equal(nd_devices_read(&s, links, NULL, &devices, &err), 0);
 	for (size_t i = 0; i < devices.n; i++)
 		for (size_t k = 0; k < devices.v[i].n_ports; k++) {
 			struct nd_port *p = &devices.v[i].ports[k];

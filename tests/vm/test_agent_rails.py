@@ -2,9 +2,12 @@
 """An agent with Soft-RoCE: rails appear and disappear with their devices, and the agent never blocks the removal of a device."""
 
 import contextlib
+import errno
 import json
+import mmap
 import os
 import pathlib
+import struct
 import subprocess
 import tempfile
 import time
@@ -44,6 +47,25 @@ class Agent:
                     return rails
             assert time.monotonic() < end, f"the condition did not hold within {LIMIT} s:\n{self.log.read_text()}"
             time.sleep(0.05)
+
+
+class GidTable:
+    """The word of tests/faults/gid_table.c."""
+
+    def __init__(self, path):
+        path.write_bytes(bytes(4096))
+        with path.open("r+b") as file:
+            self.words = mmap.mmap(file.fileno(), 4096)
+        self.prefix = ("env", f"LD_PRELOAD={BUILD / 'tests/faults/gid_table.so'}", f"GID_TABLE_FAULT_FILE={path}")
+
+    def fails(self, error):
+        self.words[:4] = struct.pack("=i", error)
+
+
+@pytest.fixture
+def gid_table():
+    with tempfile.NamedTemporaryFile() as file:
+        yield GidTable(pathlib.Path(file.name))
 
 
 @pytest.fixture
@@ -98,6 +120,33 @@ def test_removed_device_is_released(agent):
     run("ip", "link", "delete", "d7")
     agent.until(lambda rails: "rxe7" not in rails)
     assert agent.process.poll() is None
+
+
+class TestGidTable:
+    @pytest.fixture
+    def prefix(self, gid_table):
+        return gid_table.prefix
+
+    def test_known_gids_are_kept(self, agent, gid_table):
+        """A failed read says nothing about the GIDs: the rail stays up, the reason is named, and the next read comes without an event."""
+        run("rdma", "link", "add", "rxe7", "type", "rxe", "netdev", "d7")
+        agent.until(lambda rails: usable(rails, "10.97.0.1") and rails["rxe7"]["rail_state"] == "up")
+        gid_table.fails(errno.EIO)
+        run("ip", "addr", "add", "10.98.0.1/24", "dev", "d7")
+        rail = agent.until(lambda rails: "cannot be read" in rails["rxe7"]["reason"])["rxe7"]
+        assert "Input/output error" in rail["reason"] and rail["rail_state"] == "up" and usable({"rxe7": rail}, "10.97.0.1")
+        assert "rxe7/1 cannot be read now: Input/output error" in agent.log.read_text()
+        gid_table.fails(0)
+        agent.until(lambda rails: "cannot be read" not in rails["rxe7"]["reason"])
+        assert "up -> down" not in agent.log.read_text()
+
+    def test_unknown_gids_are_an_error(self, agent, gid_table):
+        """The rail says why it is unusable, and comes up as soon as its GIDs can be read."""
+        gid_table.fails(errno.EIO)
+        run("rdma", "link", "add", "rxe7", "type", "rxe", "netdev", "d7")
+        agent.until(lambda rails: "rxe7" in rails and "cannot be read now: Input/output error" in rails["rxe7"]["rail_reason"])
+        gid_table.fails(0)
+        agent.until(lambda rails: usable(rails, "10.97.0.1") and rails["rxe7"]["rail_state"] == "up")
 
 
 @pytest.mark.parametrize("prefix", [WITHOUT_LIBRARY], ids=["without_library"])

@@ -175,7 +175,7 @@ static void rail_append(struct dictionaries *d, const struct nd_device *device,
 			const struct nd_port *p)
 {
 	const struct nd_gid *g = nd_gids_best(&p->gids);
-	char gid[INET6_ADDRSTRLEN];
+	char gid[INET6_ADDRSTRLEN], why[ND_REASON_MAX];
 	struct dray_dbus_rail r = {
 		.device = device->name,
 		.port = p->number,
@@ -188,7 +188,7 @@ static void rail_append(struct dictionaries *d, const struct nd_device *device,
 		.numa = device->numa,
 		.gid_index = g ? (int32_t)g->index : -1,
 		.gid = g ? nd_gid_text(&g->gid, gid) : "",
-		.reason = g ? g->reason : "no GID is usable",
+		.reason = nd_port_why(p, why),
 		.rail = -1,
 	};
 

@@ -158,10 +158,8 @@ static bool is_usable(const struct rail *rail, const struct nd_device *d, const 
 			 *d->uverbs ? d->uverbs : d->name, nd_device_open_text(d));
 	else if (p->state != ND_PORT_ACTIVE)
 		snprintf(why, REASON_MAX, "the port is %s", nd_port_state_name(p->state));
-	else if (!g)
-		snprintf(why, REASON_MAX, "no GID is usable");
 	else
-		snprintf(why, REASON_MAX, "%s", g->reason);
+		nd_port_why(p, why);
 	return !rail->disabled && !d->open_error && p->state == ND_PORT_ACTIVE && g;
 }
 

@@ -9,6 +9,7 @@
 #include "agent/placement/detect/pace.h"
 #include "agent/process/jobs.h"
 #include "agent/process/privilege.h"
+#include "lib/backoff.h"
 #include "lib/log.h"
 #include "lib/time.h"
 #include "netdetect/monitor.h"
@@ -23,6 +24,8 @@
 #define PAUSE_MAX_NS (200 * DRAY_NS_PER_MS)
 /* From a scan that has failed to the next one, if no event comes first. */
 #define AGAIN_NS DRAY_NS_PER_SEC
+/* The longest of these pauses while scans succeed but for some device, which may fail as long as the node runs. */
+#define AGAIN_MAX_NS (60 * DRAY_NS_PER_SEC)
 /* Log lines about what one scan has found changed; an interface with all its addresses is a line for each. */
 #define CHANGES_LOGGED 20
 
@@ -42,9 +45,10 @@ struct detect {
 	/* of the job while it runs */
 	struct dray_job job;
 	struct nd_monitor *monitor;
-	bool looked;      /* at least once */
-	int64_t again_ns; /* the last scan failed: when the next one is due; 0: it did not */
-	struct pace pace; /* the control thread sets it if there is no need to search */
+	bool looked; /* at least once */
+	int64_t again_ns; /* the last scan failed, or a device in it: when the next one is due; 0: neither */
+	uint32_t device_fails; /* scans in a row in which a device failed */
+	struct pace pace;      /* the control thread sets it if there is no need to search */
 	struct dray_cpu_limits limits;
 	int64_t quota_ns; /* when the CPU limit was last read, by either thread */
 	struct nd_scan *found;
@@ -97,13 +101,18 @@ static void note_change(const char *line, void *arg)
 static void scan_node(struct detect *d)
 {
 	struct nd_scan_options options = options_of(d->deps.cfg);
-	int r = nd_scan_run(&ND_SOURCE_LIVE, &options, &d->found, &d->scan_why);
+	int64_t pause;
+	int r;
 
+	options.before = d->now;
+	r = nd_scan_run(&ND_SOURCE_LIVE, &options, &d->found, &d->scan_why);
 	d->looked = true;
 	d->scan_remedy = nd_scan_remedy(r);
 	if (r >= 0)
 		r = nd_monitor_follow(d->monitor, d->found);
-	d->again_ns = r < 0 ? dray_now().ns + AGAIN_NS : 0;
+	d->device_fails = d->found && d->found->failing ? d->device_fails + 1 : 0;
+	pause = r < 0 ? AGAIN_NS : backoff_pause(d->device_fails, AGAIN_NS, AGAIN_MAX_NS);
+	d->again_ns = r < 0 || d->device_fails ? dray_now().ns + pause : 0;
 	/* here, because it takes milliseconds where there are thousands of routes */
 	if (d->found && d->now)
 		nd_scan_diff(d->now, d->found, note_change, d);
@@ -205,10 +214,10 @@ static void log_first(const struct nd_scan *now)
 
 		for (size_t k = 0; k < d->n_ports; k++) {
 			const struct nd_port *p = &d->ports[k];
-			const struct nd_gid *g = nd_gids_best(&p->gids);
+			char why[ND_REASON_MAX];
 
 			log_info("detect", "%s/%u %s, %s", d->name, p->number,
-				 nd_port_state_name(p->state), g ? g->reason : "no GID is usable");
+				 nd_port_state_name(p->state), nd_port_why(p, why));
 		}
 	}
 }
@@ -221,6 +230,8 @@ static void take_scan(struct detect *d, struct nd_scan *now)
 		log_info("detect", "the node has been scanned again");
 	d->failing = false;
 	log_notes(old, now);
+	if (old && old->failing && !now->failing)
+		log_info("detect", "all devices have been read again");
 	if (old)
 		log_changes(d);
 	else
