@@ -5,7 +5,7 @@
  * which is in no index any more.
  *
  * What is written and not taken by the disk in time is bounded, so that a slow disk neither fills the memory nor delays a PUT:
- * an object beyond the bound is not written now. It gets another chance before it is evicted.
+ * an object beyond the share of its owner is not written now. It gets another chance before it is evicted.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -120,15 +120,31 @@ static struct disk_part *first_of(struct tier *t, const struct queue *q)
 	return m ? dray_container_of(turns_first(&m->turns), struct disk_part, link) : NULL;
 }
 
+/* A write begins to wait for the disk, or has ended. */
+static void count_pending(struct store_object *o, uint64_t bytes)
+{
+	store_of(o)->tier->pending += bytes;
+	o->member->account->store_writing += bytes;
+}
+
+/* The owner may have so many bytes wait for the disk: half of what the others leave, or one object. */
+static bool may_wait(const struct store_object *o, uint64_t bytes)
+{
+	const struct store *s = store_of(o);
+	uint64_t own = o->member->account->store_writing;
+
+	return !own || own + bytes <= budget_share(s->cfg.bytes / 2, s->tier->pending - own, 0);
+}
+
 bool work_write(struct store_object *o)
 {
 	struct store *s = store_of(o);
 	struct tier *t = s->tier;
-	uint64_t bytes = disk_blocks(object_bytes(o)), limit = s->cfg.bytes / 4;
+	uint64_t bytes = disk_blocks(object_bytes(o));
 
-	if (t->down || (t->pending && t->pending + bytes > limit))
+	if (t->down || !may_wait(o, bytes))
 		return false;
-	t->pending += bytes;
+	count_pending(o, bytes);
 	disk_part(o)->vain = 0;
 	item_hold(o);
 	work_add(o, WORK_WRITE);
@@ -158,7 +174,7 @@ static void write_end(struct store_object *o, bool written)
 {
 	struct store *s = store_of(o);
 
-	s->tier->pending -= disk_blocks(object_bytes(o));
+	count_pending(o, 0 - disk_blocks(object_bytes(o)));
 	disk_part(o)->work = WORK_NONE;
 	if (written)
 		tier_count(o, true);

@@ -263,6 +263,18 @@ static enum dmsg_store_status pin(unsigned k)
 	return r.status;
 }
 
+static struct store_member *other_member(struct store_user **ret)
+{
+	struct dray_err e = DRAY_ERR_NULL;
+	struct store_member *m;
+
+	*ret = store_user_new(rig.store, &rig.other, &e);
+	assert_non_null(*ret);
+	m = store_join(*ret, (struct dray_str){ "", 0 }, &e);
+	assert_non_null(m);
+	return m;
+}
+
 /* --- what waits for the disk ------------------------------------------------------------------------- */
 
 /* Each object takes a whole block there. */
@@ -278,6 +290,29 @@ static void test_small_objects_that_wait_are_bounded(void **state)
 	gate(DISK_CALL_WRITE, false);
 	settle();
 	assert_int_equal(store_totals(rig.store).disk_objects, n - 100);
+}
+
+/* The objects of one owner leave room for those of another one. */
+static void test_objects_that_wait_beside_another_owner(void **state)
+{
+	unsigned n = STORE_BYTES / 4 / DISK_BLOCK + 100;
+	struct store_member *own = rig.member;
+	struct store_user *user;
+
+	gate(DISK_CALL_WRITE, true);
+	for (unsigned k = 0; k < n; k++)
+		put(k, 1);
+	rig.member = other_member(&user);
+	for (unsigned k = 0; k < 100; k++)
+		put(k, 1);
+	assert_int_equal(store_totals(rig.store).disk_skipped, 100);
+	rig.member = own;
+	put(n, 1);
+	assert_int_equal(store_totals(rig.store).disk_skipped, 101);
+	gate(DISK_CALL_WRITE, false);
+	settle();
+	assert_int_equal(store_totals(rig.store).disk_objects, n);
+	store_user_free(user);
 }
 
 static uint64_t waiting(void)
@@ -529,18 +564,6 @@ static void remember_rates(unsigned read, unsigned write)
 	assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
 	assert_int_equal(sqlite3_exec(db, sql, NULL, NULL, NULL), SQLITE_OK);
 	sqlite3_close(db);
-}
-
-static struct store_member *other_member(struct store_user **ret)
-{
-	struct dray_err e = DRAY_ERR_NULL;
-	struct store_member *m;
-
-	*ret = store_user_new(rig.store, &rig.other, &e);
-	assert_non_null(*ret);
-	m = store_join(*ret, (struct dray_str){ "", 0 }, &e);
-	assert_non_null(m);
-	return m;
 }
 
 /* The GETs of one owner are batches of one object each. The one of another owner waits for none of those that the disk has not begun. */
@@ -1529,6 +1552,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		TEST(test_small_objects_that_wait_are_bounded),
+		TEST(test_objects_that_wait_beside_another_owner),
 		TEST(test_turns_beside_removed_objects),
 		TEST(test_turns_beside_a_disk_that_fails),
 		TEST(test_turns_that_evict_from_disk),
