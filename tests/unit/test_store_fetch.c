@@ -1142,7 +1142,7 @@ static void test_drain_while_it_is_zeroed(void **state)
 static void test_deadline_while_it_is_zeroed(void **state)
 {
 	get_wrong(1, 60000);
-	dray_list_first(&rig.ring.worker->clearing, struct fetch, clears)->end_ns = 1;
+	dray_list_first(&rig.ring.worker->clearing, struct fetch, clears)->batch->end_ns = 1;
 	answered(1, DRAY_E_DEADLINE, "T");
 }
 
@@ -1575,7 +1575,7 @@ static void test_request_stops_meanwhile(void **state)
 	request_ends(5, DRAY_E_DEADLINE);
 	/* its deadline */
 	source_stops(6);
-	dray_list_first(&session()->fetches, struct fetch, link)->end_ns = 0;
+	dray_list_first(&session()->fetches, struct fetch, link)->batch->end_ns = 0;
 	request_ends(6, DRAY_E_DEADLINE);
 	/* a fence in between */
 	source_stops(7);
@@ -1953,11 +1953,12 @@ static void fill(void)
 #define PUT_KEYS 4
 #define PUT_RANGES 64 /* of each key, all the same */
 
-static void put(uint64_t id, dray_handle region)
+static void put(uint64_t id, dray_handle region, uint32_t deadline_ms)
 {
 	static uint8_t buf[DMSG_MESSAGE_MAX], ranges[PUT_KEYS * PUT_RANGES * DMSG_STORE_RANGE_SIZE];
 	uint8_t blob[2 * PUT_KEYS], items[PUT_KEYS * DMSG_STORE_ITEM_SIZE];
 	struct dmsg_store_put m = { .region = region,
+				    .deadline_ms = deadline_ms,
 				    .space = { "kv", 2 },
 				    .keys = { blob, sizeof(blob) },
 				    .items = { items, PUT_KEYS },
@@ -1997,7 +1998,7 @@ static void test_put_evicts_in_turns(void **state)
 
 	fill();
 	all = store_totals(rig.store).evictions;
-	put(2, rig.region);
+	put(2, rig.region, 0);
 	worker_turn(rig.ring.worker, false);
 	worker_turn(rig.ring.worker, false);
 	assert_non_null(session()->begins);
@@ -2014,7 +2015,7 @@ static void test_put_evicts_in_turns(void **state)
 static void test_put_of_a_session_that_ends(void **state)
 {
 	fill();
-	put(2, rig.region);
+	put(2, rig.region, 0);
 	worker_turn(rig.ring.worker, false);
 	worker_turn(rig.ring.worker, false);
 	assert_non_null(session()->begins);
@@ -2026,7 +2027,7 @@ static void test_put_at_a_drain(void **state)
 {
 	rig.snapshot = snapshot_new(NULL, false, 0);
 	fill();
-	put(2, rig.region);
+	put(2, rig.region, 0);
 	turn();
 	assert_non_null(session()->begins);
 	post((struct command){ .type = COMMAND_DRAIN });
@@ -2043,13 +2044,34 @@ static void test_put_at_a_drain(void **state)
 	told(DMSG_STORE_UNPIN_REPLY, 3, "N");
 }
 
+/* It passes while the PUT evicts. */
+static void test_put_whose_deadline_passes_before_its_copy(void **state)
+{
+	int64_t end_ns;
+
+	fill();
+	put(2, rig.region, 1);
+	worker_turn(rig.ring.worker, false);
+	worker_turn(rig.ring.worker, false);
+	assert_non_null(session()->begins);
+	end_ns = rig.ring.worker->core.now_ns + DRAY_NS_PER_MS;
+	while (dray_now().ns < end_ns)
+		;
+	worker_turn(rig.ring.worker, false);
+	assert_null(session()->begins);
+	put_answered(2, DRAY_E_DEADLINE, "TTTT");
+	/* the session takes its next request */
+	unpin(3, "a");
+	told(DMSG_STORE_UNPIN_REPLY, 3, "N");
+}
+
 static void test_put_without_region_evicts_nothing(void **state)
 {
 	uint64_t before;
 
 	fill();
 	before = store_totals(rig.store).evictions;
-	put(2, 77);
+	put(2, 77, 0);
 	assert_int_equal(error_code(2), DRAY_E_NOT_FOUND);
 	assert_int_equal(store_totals(rig.store).evictions, before);
 }
@@ -2061,6 +2083,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_put_evicts_in_turns, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_put_of_a_session_that_ends, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_put_at_a_drain, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_put_whose_deadline_passes_before_its_copy,
+						set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_put_without_region_evicts_nothing, set_up,
 						tear_down),
 		cmocka_unit_test_setup_teardown(test_found, set_up_straight, tear_down),

@@ -395,14 +395,21 @@ static uint64_t batch_ready(const struct xfer *x)
 	return b->bytes_here;
 }
 
-int batch_start(struct wsession *s, struct batch *b, dray_handle region, uint32_t deadline_ms,
-		struct dray_err *err)
+uint32_t batch_ms_until(const struct worker *w, int64_t end_ns)
+{
+	/* 0 would be the default */
+	int64_t left = dray_max((end_ns - w->core.now_ns) / DRAY_NS_PER_MS, (int64_t)1);
+
+	return (uint32_t)dray_min(left, (int64_t)UINT32_MAX);
+}
+
+int batch_start(struct wsession *s, struct batch *b, dray_handle region, struct dray_err *err)
 {
 	struct worker *w = s->worker;
 	struct xfer_request r = {
 		.spec = { .direction = batch_puts(b) ? DMSG_DIRECTION_WRITE : DMSG_DIRECTION_READ,
 			  .class = DMSG_CLASS_BULK,
-			  .deadline_ms = deadline_ms,
+			  .deadline_ms = batch_ms_until(w, b->end_ns),
 			  .local = region },
 		.request_id = b->call.request_id,
 		.ops = b->ops,
@@ -447,7 +454,7 @@ static void batch_begun(struct wsession *s, const struct batch_request *q, struc
 		batch_settle(&w->core, b, false);
 	else if (!b->n_ops)
 		batch_done(s, dray_take(b), 0);
-	else if (batch_start(s, b, q->m->region, q->m->deadline_ms, err) == 0)
+	else if (batch_start(s, b, q->m->region, err) == 0)
 		(void)dray_take(b); /* batch_ended() frees it, and may have done so */
 	else
 		batch_settle(&w->core, b, false);
@@ -483,22 +490,6 @@ static void begin_end(struct wsession *s, struct store_begin *g)
 	free(g);
 }
 
-void store_begin_on(struct wsession *s)
-{
-	struct store_begin *g = s->begins;
-	struct dray_err err = DRAY_ERR_NULL;
-
-	store_keys_split(s->worker->store_scratch->keys, DMSG_STORE_KEYS_MAX, g->q.m->keys, &err);
-	if (!items_begin(s, &g->q, g->batch))
-		return;
-	s->begins = NULL;
-	dray_list_del(&g->link);
-	batch_begun(s, &g->q, g->batch, &err);
-	if (err.code)
-		store_answer_error(s, &g->call, &err);
-	begin_end(s, g);
-}
-
 static void begin_stop(struct store_begin *g, uint32_t code)
 {
 	struct wsession *s = g->session;
@@ -510,6 +501,26 @@ static void begin_stop(struct store_begin *g, uint32_t code)
 	for (uint32_t i = g->q.item; i < b->n; i++)
 		b->results[i].status = DMSG_STORE_STATUS_NOT_TRIED;
 	b->end(s, b, code, NULL);
+	begin_end(s, g);
+}
+
+void store_begin_on(struct wsession *s)
+{
+	struct store_begin *g = s->begins;
+	struct dray_err err = DRAY_ERR_NULL;
+
+	if (batch_is_late(s->worker, g->batch)) {
+		begin_stop(g, DRAY_E_DEADLINE);
+		return;
+	}
+	store_keys_split(s->worker->store_scratch->keys, DMSG_STORE_KEYS_MAX, g->q.m->keys, &err);
+	if (!items_begin(s, &g->q, g->batch))
+		return;
+	s->begins = NULL;
+	dray_list_del(&g->link);
+	batch_begun(s, &g->q, g->batch, &err);
+	if (err.code)
+		store_answer_error(s, &g->call, &err);
 	begin_end(s, g);
 }
 

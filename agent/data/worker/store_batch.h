@@ -73,9 +73,15 @@ void batch_report(struct wsession *s, const struct store_call *q, const struct s
 		  uint32_t code);
 /* Gives up what the batch holds. done: all its bytes are in place. */
 void batch_settle(struct core *c, struct batch *b, bool done);
+static inline bool batch_is_late(const struct worker *w, const struct batch *b)
+{
+	return w->core.now_ns >= b->end_ns;
+}
+
+/* The deadline of a transfer that is to end by then. */
+uint32_t batch_ms_until(const struct worker *w, int64_t end_ns);
 /* The transfer that answers the request and frees the batch. 0, or -EINVAL with err. */
-int batch_start(struct wsession *s, struct batch *b, dray_handle region, uint32_t deadline_ms,
-		struct dray_err *err);
+int batch_start(struct wsession *s, struct batch *b, dray_handle region, struct dray_err *err);
 /* Finds a key here for item i, whose ranges have so much room. */
 void batch_get_one(struct worker *w, struct batch *b, uint32_t i, struct store_member *member,
 		   struct store_key key, uint64_t room);

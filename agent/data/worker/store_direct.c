@@ -303,8 +303,8 @@ bool direct_ask(struct fetch *f, struct store_ask *k)
 	dray_list_init(&d->link);
 	d->holder.stop = stop;
 	d->worker = w;
-	d->end_ns =
-		dray_min(f->end_ns, w->core.now_ns + store_peer_timeout_ns(w->store) / PATIENCE);
+	d->end_ns = dray_min(f->batch->end_ns,
+			     w->core.now_ns + store_peer_timeout_ns(w->store) / PATIENCE);
 	dray_list_add(&w->directs, &d->link);
 	for (uint32_t i = 0; i < w->direct.n; i++)
 		if (!question_send(d, w->direct.peers[i])) {

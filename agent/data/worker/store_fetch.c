@@ -200,7 +200,8 @@ bool fetch_keep(struct wsession *s, const struct store_keep *k, struct store_mem
 		return false;
 	}
 	a->from = k->peer;
-	f = fetch_alloc(s, b, member, k->end_ns - s->worker->core.now_ns, 0);
+	b->end_ns = k->end_ns;
+	f = fetch_alloc(s, b, member, 0);
 	if (f) {
 		f->keeps = true;
 		f->keep_turn = KEEP_TURN;
@@ -221,6 +222,7 @@ bool fetch_exists(struct wsession *s, const struct store_call *q, uint32_t lease
 	b->call = *q;
 	b->member = member;
 	b->begin_ns = s->worker->core.now_ns;
+	b->end_ns = b->begin_ns + EXISTS_NS;
 	b->n = n;
 	b->end = batch_answer;
 	b->results = memcpy(b->ops, results, bytes);
@@ -233,7 +235,7 @@ bool fetch_exists(struct wsession *s, const struct store_call *q, uint32_t lease
 		k->lease_ms = lease_ms;
 	else
 		idset_del(&s->ids, q->request_id);
-	if (k && begin(s, fetch_alloc(s, b, member, EXISTS_NS, 0), k, q->request_id, err))
+	if (k && begin(s, fetch_alloc(s, b, member, 0), k, q->request_id, err))
 		return true;
 	free(b);
 	return false;

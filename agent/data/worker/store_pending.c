@@ -10,7 +10,7 @@
 #include "lib/cleanup.h"
 
 struct fetch *fetch_alloc(struct wsession *s, struct batch *b, struct store_member *member,
-			  int64_t time_ns, size_t more)
+			  size_t more)
 {
 	struct fetch *f = calloc(1, sizeof(*f) + more);
 
@@ -21,7 +21,6 @@ struct fetch *fetch_alloc(struct wsession *s, struct batch *b, struct store_memb
 	f->request = b->call.request_id;
 	f->batch = b;
 	f->member = member;
-	f->end_ns = s->worker->core.now_ns + time_ns;
 	dray_list_init(&f->link);
 	dray_list_init(&f->asking);
 	dray_list_init(&f->clears);
@@ -43,9 +42,7 @@ struct fetch *fetch_new(struct wsession *s, const struct dmsg_store_put *m,
 {
 	size_t items = (size_t)m->items.n * DMSG_STORE_ITEM_SIZE,
 	       ranges = (size_t)m->ranges.n * DMSG_STORE_RANGE_SIZE;
-	int64_t time_ns = m->deadline_ms ? m->deadline_ms * DRAY_NS_PER_MS :
-					   s->worker->core.cfg.deadline_ns;
-	struct fetch *f = fetch_alloc(s, b, member, time_ns, items + ranges);
+	struct fetch *f = fetch_alloc(s, b, member, items + ranges);
 
 	if (!f)
 		return NULL;
@@ -65,7 +62,7 @@ struct fetch *fetch_new(struct wsession *s, const struct dmsg_store_put *m,
 void fetch_wait(struct fetch *f, struct store_ask *k)
 {
 	k->number = f->number;
-	k->end_ns = f->end_ns;
+	k->end_ns = f->batch->end_ns;
 	f->session->requests++;
 	dray_list_del(&f->asking);
 	dray_list_add(&worker_of_fetch(f)->asking, &f->asking);
@@ -153,17 +150,9 @@ void fetch_fail(struct fetch *f, uint32_t code, const struct dray_err *err)
 	fetch_free(f);
 }
 
-uint32_t fetch_time_until(const struct fetch *f, int64_t end_ns)
-{
-	int64_t left = (end_ns - worker_of_fetch(f)->core.now_ns) / DRAY_NS_PER_MS;
-
-	left = dray_max(left, (int64_t)1);
-	return (uint32_t)dray_min(left, (int64_t)UINT32_MAX);
-}
-
 bool fetch_is_late(const struct fetch *f)
 {
-	return worker_of_fetch(f)->core.now_ns >= f->end_ns;
+	return batch_is_late(worker_of_fetch(f), f->batch);
 }
 
 static struct fetch *fetch_asking(struct wsession *s, uint64_t request)

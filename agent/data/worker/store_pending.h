@@ -34,7 +34,6 @@ struct fetch {
 	struct batch *batch;
 	struct store_member *member;
 	dray_handle region;
-	int64_t end_ns;        /* the deadline of the request */
 	struct store_ask *ask; /* NULL: the control thread or `holder` has it. The control thread: */
 	struct store_ask *asked;   /* it is this one */
 	struct ask_holder *holder; /* NULL: none */
@@ -66,7 +65,7 @@ static inline struct worker *worker_of_fetch(const struct fetch *f)
 
 /* NULL: no memory. more: bytes behind it. */
 struct fetch *fetch_alloc(struct wsession *s, struct batch *b, struct store_member *member,
-			  int64_t time_ns, size_t more);
+			  size_t more);
 /* The same for a GET, with its items. */
 struct fetch *fetch_new(struct wsession *s, const struct dmsg_store_put *m,
 			struct store_member *member, struct batch *b);
@@ -86,6 +85,4 @@ void fetch_drop_ask(struct wsession *s, struct store_ask *k);
 /* The bytes of a key are not wanted any more. */
 void fetch_place_end(struct fetch *f, uint32_t i);
 
-/* Milliseconds from now; at least one. */
-uint32_t fetch_time_until(const struct fetch *f, int64_t end_ns);
 bool fetch_is_late(const struct fetch *f);

@@ -374,7 +374,7 @@ void places_done(struct fetch *f)
 	idset_del(&s->ids, b->call.request_id);
 	if (!b->n_ops) {
 		b->end(s, b, 0, NULL);
-	} else if (batch_start(s, b, f->region, fetch_time_until(f, f->end_ns), &err) < 0) {
+	} else if (batch_start(s, b, f->region, &err) < 0) {
 		batch_settle(&s->worker->core, b, false);
 		b->end(s, b, 0, &err);
 	}

@@ -43,12 +43,11 @@ bool replicas_begin(struct wsession *s, struct batch *b)
 		return false;
 	if (idset_add(&s->ids, b->call.request_id) < 0)
 		return false;
-	f = fetch_alloc(s, b, NULL, 0, 0);
+	f = fetch_alloc(s, b, NULL, 0);
 	if (!f) {
 		idset_del(&s->ids, b->call.request_id);
 		return false;
 	}
-	f->end_ns = b->end_ns;
 	b->copied_ns = now;
 	fetch_enter(f);
 	fetch_send(f, dray_take(b->replicas));

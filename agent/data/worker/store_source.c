@@ -213,7 +213,7 @@ static int64_t source_end_ns(const struct fetch *f, uint64_t bytes)
 {
 	int64_t slow =
 		SOURCE_WAIT_NS + (int64_t)(bytes / SOURCE_LEAST_RATE * (uint64_t)DRAY_NS_PER_SEC);
-	int64_t end = f->end_ns;
+	int64_t end = f->batch->end_ns;
 
 	if (!f->keeps)
 		end = dray_min(end, worker_of_fetch(f)->core.now_ns + slow);
@@ -242,7 +242,8 @@ static int source_start(struct fetch *f, const struct source_reads *reads, struc
 	struct xfer_request r = {
 		.spec = { .direction = DMSG_DIRECTION_READ,
 			  .class = DMSG_CLASS_BULK,
-			  .deadline_ms = fetch_time_until(f, source_end_ns(f, reads->bytes)),
+			  .deadline_ms = batch_ms_until(worker_of_fetch(f),
+							source_end_ns(f, reads->bytes)),
 			  .local = f->region },
 		.request_id = f->batch->call.request_id,
 		.ops = f->ops,
