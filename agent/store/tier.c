@@ -119,16 +119,6 @@ static bool take_room(struct store_object *o)
 			   disk_blocks(object_bytes(o)), &err) == 0;
 }
 
-/*
- * The same for an object that was on disk before the start. The shares of owners depend on what the others have, and that comes one after
- * the other: an owner that is above its own evicts when it writes.
- */
-static bool restore_room(struct store_object *o)
-{
-	return budget_restore(&o->member->account->budget, RESOURCE_STORE_DISK_BYTES,
-			      disk_blocks(object_bytes(o)));
-}
-
 void tier_return_room(struct store_object *o)
 {
 	budget_put(&o->member->account->budget, RESOURCE_STORE_DISK_BYTES,
@@ -149,49 +139,59 @@ uint64_t tier_evict(struct store_space *sp)
 	return bytes;
 }
 
-static uint64_t objects_of(const struct store_object *o)
+static uint64_t used_by_owner_of(const struct store_object *o, enum resource r)
 {
-	return budget_used(&o->member->account->budget, RESOURCE_STORE_OBJECTS);
+	return budget_used(&o->member->account->budget, r);
 }
 
 /*
- * All have as many objects as the agent may have: the owner with the most gives one up for an owner that has fewer. Objects come in the
- * order of their names, and so one owner's after the other's. False: this owner has as many.
+ * All have as much as the agent may have: the owner with the most gives an object up for an owner that has less with n more. Objects come in
+ * the order of their names, and so one owner's after the other's. False: this owner has as much.
  */
-static bool evict_of_largest(const struct store_object *o)
+static bool evict_of_largest(const struct store_object *o, enum resource r, uint64_t n)
 {
-	const struct budget *b = &o->member->account->budget.all->of[RESOURCE_STORE_OBJECTS];
-	uint64_t owner_max = atomic_load(&b->owner_max), most = objects_of(o) + 1;
+	const struct budget *b = &o->member->account->budget.all->of[r];
+	uint64_t owner_max = atomic_load(&b->owner_max), most = used_by_owner_of(o, r) + n;
 	struct store_space *from = NULL;
 
-	if (owner_max && most > owner_max)
+	if (most > (owner_max ? owner_max : atomic_load(&b->max)))
 		return false;
 	dray_list_for_each(&store_of(o)->spaces, sp, struct store_space, link) {
 		struct policy_entry *e = policy_victim(sp->disk_policy);
-		uint64_t n = e ? objects_of(dray_container_of(e, struct store_object, policy)) : 0;
+		uint64_t has =
+			e ? used_by_owner_of(dray_container_of(e, struct store_object, policy), r) :
+			    0;
 
-		if (n <= most)
+		if (has <= most)
 			continue;
-		most = n;
+		most = has;
 		from = sp;
 	}
 	return from && tier_evict(from);
 }
 
-static bool restore_object(struct store_object *o)
+/*
+ * Counts what was on disk before the start. The shares of owners depend on what the others have, and that comes one after the other: an
+ * owner that is above its own evicts when it writes.
+ */
+static bool restore_share(struct store_object *o, enum resource r, uint64_t n)
 {
-	struct budget_account *a = &o->member->account->budget;
-
-	return budget_restore(a, RESOURCE_STORE_OBJECTS, 1) ||
-	       (evict_of_largest(o) && budget_restore(a, RESOURCE_STORE_OBJECTS, 1));
+	while (!budget_restore(&o->member->account->budget, r, n))
+		if (!evict_of_largest(o, r, n))
+			return false;
+	return true;
 }
 
-/* Counts an object that was on disk before the start. */
+static bool restore_room(struct store_object *o)
+{
+	return restore_share(o, RESOURCE_STORE_DISK_BYTES, disk_blocks(object_bytes(o)));
+}
+
 static bool restore(struct store_object *o)
 {
 	if (!restore_room(o))
 		return false;
-	if (restore_object(o))
+	if (restore_share(o, RESOURCE_STORE_OBJECTS, 1))
 		return true;
 	tier_return_room(o);
 	return false;

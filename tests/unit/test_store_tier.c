@@ -874,6 +874,11 @@ static void test_copy_of_another_owner_before_the_folder_is_read(void **state)
 	assert_int_equal(get_end(&got), DMSG_STORE_STATUS_OK);
 }
 
+static uint64_t disk_bytes_of(const struct owner_account *a)
+{
+	return budget_used(&a->budget, RESOURCE_STORE_DISK_BYTES);
+}
+
 /* Owners have half of what others leave: nobody loses what it had before the start. */
 static void test_shares_at_the_start(void **state)
 {
@@ -898,10 +903,12 @@ static void test_shares_at_the_start(void **state)
 	start();
 	assert_int_equal(store_totals(rig.store).disk_objects, 12);
 	stop();
-	/* the agent's limit holds */
+	/* the agent's limit holds, and the owner with the most loses objects until it has as much as the other one */
 	rig.disk_bytes = 16 * MIB;
 	start();
 	assert_int_equal(store_totals(rig.store).disk_objects, 4);
+	assert_int_equal(disk_bytes_of(&rig.account), 2 * (4 * MIB - DISK_BLOCK));
+	assert_int_equal(disk_bytes_of(&rig.other), 2 * (4 * MIB - DISK_BLOCK));
 }
 
 /* Two owners have so many objects on disk, and both together may have 8: so many are left of each. */
