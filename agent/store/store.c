@@ -236,8 +236,8 @@ static struct store_space *space_new(struct store *s, struct owner_account *a, s
 
 	if (!sp)
 		return NULL;
-	if (policy_new(&sp->policy, s->cfg.policy, s->cfg.bytes) < 0 ||
-	    (s->tier && policy_new(&sp->disk_policy, s->cfg.policy, s->cfg.disk.bytes) < 0)) {
+	if (policy_new(&sp->policy, s->cfg.policy) < 0 ||
+	    (s->tier && policy_new(&sp->disk_policy, s->cfg.policy) < 0)) {
 		policy_free(sp->policy);
 		free(sp);
 		return NULL;

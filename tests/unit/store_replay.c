@@ -60,7 +60,7 @@ struct store_replay store_replay(const struct store_trace *trace, enum policy_ki
 
 	t.entries = calloc(trace->n_objects, sizeof(*t.entries));
 	t.in = calloc(trace->n_objects, sizeof(*t.in));
-	dray_assert(t.entries && t.in && policy_new(&t.policy, kind, capacity) == 0);
+	dray_assert(t.entries && t.in && policy_new(&t.policy, kind) == 0);
 	for (size_t i = 0; i < trace->n_requests; i++)
 		request(&t, trace->requests[i]);
 	policy_free(t.policy);

@@ -395,6 +395,41 @@ static void test_search_keeps_the_best(void **state)
 	store_rig_end(&rig);
 }
 
+/* An owner with few of the bytes of the store keeps what it has read while it has objects that it has never read; by LRU it does not. */
+static void test_eviction_from_a_small_share(void **state)
+{
+	enum { OBJECTS = 64, READ = 32, EVICTED = 16 };
+
+	(void)state;
+	for (enum policy_kind kind = POLICY_LRU + 1; kind < POLICY_KIND_N; kind++) {
+		struct store *s = store_make(kind, true);
+		struct dray_err err = DRAY_ERR_NULL;
+		struct store_user *u = store_user_new(s, &rig.accounts[0], &err);
+		struct store_member *m = store_join(u, (struct dray_str){ "", 0 }, &err);
+		char text[16];
+
+		for (unsigned k = 0; k < READ; k++)
+			put_at(m, k, 1);
+		for (unsigned i = 0; i < 2 * READ; i++) {
+			struct store_get g = { .object = NULL };
+
+			assert_int_equal(store_get_begin(m, key_of(text, i % READ), NULL, &g),
+					 DMSG_STORE_STATUS_OK);
+			store_get_end(&g);
+		}
+		for (unsigned k = READ; k < OBJECTS; k++)
+			put_at(m, k, 1);
+		for (unsigned i = 0; i < EVICTED; i++)
+			assert_int_equal(store_evict(s, "", "t", 0, 1).objects, 1);
+		for (unsigned k = 0; k < READ; k++)
+			if (!item_find(m->space, key_of(text, k)))
+				fail_msg("%s evicted object %u, which was read", policy_name(kind),
+					 k);
+		store_user_free(u);
+		store_rig_end(&rig);
+	}
+}
+
 /* Begins a PUT that goes to another agent, with its bytes. */
 static struct store_get forward(struct store_member *m, const char *key, bool prefers)
 {
@@ -1000,6 +1035,7 @@ int main(void)
 		cmocka_unit_test(test_search_beside_puts),
 		cmocka_unit_test(test_index_grows_by_steps),
 		cmocka_unit_test(test_search_keeps_the_best),
+		cmocka_unit_test(test_eviction_from_a_small_share),
 		cmocka_unit_test(test_who_may_use_a_name_space),
 		cmocka_unit_test(test_bytes_of_an_object),
 		cmocka_unit_test(test_full_share_in_a_shared_name_space),

@@ -31,7 +31,6 @@ struct policy_ops {
 
 struct policy {
 	const struct policy_ops *ops;
-	uint64_t capacity;
 	uint32_t n; /* entries, also those that are held */
 	struct dray_heap heap;
 };

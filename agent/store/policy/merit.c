@@ -10,13 +10,13 @@
 
 #define NEW_SHARE 10
 
-enum { NEW, PROVED };
+enum { NEW, PROVED, QUEUES };
 
 struct merit {
 	struct policy base;
 	struct dray_list new;
-	uint64_t new_bytes; /* of the candidates there */
-	double floor;       /* the highest value of a victim of the heap */
+	uint64_t bytes[QUEUES]; /* of the candidates in each */
+	double floor;           /* the highest value of a victim of the heap */
 	struct ghost ghost;
 };
 
@@ -61,22 +61,20 @@ static double value(struct policy *p, const struct policy_entry *e)
 
 static void enter(struct policy *p, struct policy_entry *e, bool first)
 {
-	if (e->queue == PROVED) {
+	of(p)->bytes[e->queue] += policy_bytes(e);
+	if (e->queue == PROVED)
 		policy_heap_set(p, e, first ? policy_heap_key(e) : value(p, e));
-		return;
-	}
-	policy_list_add(&of(p)->new, &e->link, first);
-	of(p)->new_bytes += policy_bytes(e);
+	else
+		policy_list_add(&of(p)->new, &e->link, first);
 }
 
 static void leave(struct policy *p, struct policy_entry *e)
 {
-	if (e->queue == PROVED) {
+	of(p)->bytes[e->queue] -= policy_bytes(e);
+	if (e->queue == PROVED)
 		policy_heap_leave(p, e);
-		return;
-	}
-	dray_list_del(&e->link);
-	of(p)->new_bytes -= policy_bytes(e);
+	else
+		dray_list_del(&e->link);
 }
 
 static void use(struct policy *p, struct policy_entry *e)
@@ -94,16 +92,17 @@ static struct policy_entry *unproved(struct policy *p)
 		leave(p, e);
 		e->queue = PROVED;
 		e->node = (struct dray_heap_node){ .pos = 0 };
-		policy_heap_set(p, e, value(p, e));
+		enter(p, e, false);
 	}
 	return e;
 }
 
 static struct policy_entry *victim(struct policy *p)
 {
+	const uint64_t *bytes = of(p)->bytes;
 	struct policy_entry *e = NULL;
 
-	if (of(p)->new_bytes > p->capacity / NEW_SHARE || !dray_heap_first(&p->heap))
+	if (bytes[NEW] > (bytes[NEW] + bytes[PROVED]) / NEW_SHARE || !dray_heap_first(&p->heap))
 		e = unproved(p);
 	if (!e)
 		e = policy_heap_victim(p);

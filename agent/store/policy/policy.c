@@ -19,7 +19,7 @@ const char *policy_name(enum policy_kind kind)
 	return kinds[kind]->name;
 }
 
-int policy_new(struct policy **ret, enum policy_kind kind, uint64_t capacity)
+int policy_new(struct policy **ret, enum policy_kind kind)
 {
 	const struct policy_ops *ops = kinds[kind];
 	struct policy *p = calloc(1, ops->bytes);
@@ -28,7 +28,6 @@ int policy_new(struct policy **ret, enum policy_kind kind, uint64_t capacity)
 	if (!p)
 		return -ENOMEM;
 	p->ops = ops;
-	p->capacity = capacity;
 	r = ops->init ? ops->init(p) : 0;
 	if (r < 0) {
 		policy_free(p);

@@ -53,8 +53,11 @@ struct policy;
 /* Bytes of an object at most. */
 #define POLICY_BYTES_MAX ((1ull << 40) - 1)
 
-/* capacity: bytes of the tier. 0 or -ENOMEM. */
-int policy_new(struct policy **ret, enum policy_kind kind, uint64_t capacity);
+/*
+ * 0 or -ENOMEM. What room there is for objects depends on other owners and name spaces. A policy that needs a capacity takes the bytes that
+ * it has when a victim is wanted.
+ */
+int policy_new(struct policy **ret, enum policy_kind kind);
 
 /* Leaves the entries untouched. NULL is allowed. */
 void policy_free(struct policy *p);

@@ -16,7 +16,7 @@ enum { SMALL, MAIN, QUEUES };
 struct s3fifo {
 	struct policy base;
 	struct dray_list queues[QUEUES];
-	uint64_t small_bytes; /* of the candidates there */
+	uint64_t bytes[QUEUES]; /* of the candidates in each */
 	struct ghost ghost;
 };
 
@@ -53,15 +53,13 @@ static void add(struct policy *p, struct policy_entry *e)
 static void enter(struct policy *p, struct policy_entry *e, bool first)
 {
 	policy_list_add(&of(p)->queues[e->queue], &e->link, first);
-	if (e->queue == SMALL)
-		of(p)->small_bytes += policy_bytes(e);
+	of(p)->bytes[e->queue] += policy_bytes(e);
 }
 
 static void leave(struct policy *p, struct policy_entry *e)
 {
 	dray_list_del(&e->link);
-	if (e->queue == SMALL)
-		of(p)->small_bytes -= policy_bytes(e);
+	of(p)->bytes[e->queue] -= policy_bytes(e);
 }
 
 static void use(struct policy *p, struct policy_entry *e)
@@ -106,9 +104,10 @@ static struct policy_entry *victim_of_main(struct policy *p)
 
 static struct policy_entry *victim(struct policy *p)
 {
+	const uint64_t *bytes = of(p)->bytes;
 	struct policy_entry *e = NULL;
 
-	if (of(p)->small_bytes > p->capacity / SMALL_SHARE || !first_of(p, MAIN))
+	if (bytes[SMALL] > (bytes[SMALL] + bytes[MAIN]) / SMALL_SHARE || !first_of(p, MAIN))
 		e = victim_of_small(p);
 	return e ? e : victim_of_main(p);
 }

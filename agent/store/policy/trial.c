@@ -18,14 +18,14 @@ struct trial_object {
 	bool in[TRIAL_PARTIES];
 };
 
-int trial_init(struct trial *t, enum policy_kind first, enum policy_kind second, uint64_t capacity)
+int trial_init(struct trial *t, enum policy_kind first, enum policy_kind second)
 {
 	int r;
 
-	*t = (struct trial){ .capacity = capacity, .sample = ALL_KEYS };
+	*t = (struct trial){ .capacity = INT64_MAX, .sample = ALL_KEYS };
 	dray_map_init(&t->objects);
-	r = policy_new(&t->parties[0].policy, first, capacity);
-	return r < 0 ? r : policy_new(&t->parties[1].policy, second, capacity);
+	r = policy_new(&t->parties[0].policy, first);
+	return r < 0 ? r : policy_new(&t->parties[1].policy, second);
 }
 
 void trial_deinit(struct trial *t)

@@ -16,7 +16,7 @@
 #define TRIAL_PARTIES 2
 
 struct trial {
-	uint64_t capacity; /* of the whole */
+	uint64_t capacity; /* of the whole; without limit until the owner sets it */
 	uint64_t sample;   /* of 2^32 keys */
 	uint64_t requests; /* in the sample, since the savings were halved */
 	struct dray_map objects;
@@ -29,7 +29,7 @@ struct trial {
 };
 
 /* The first one leads at the beginning. 0 or -ENOMEM; after both, trial_deinit() is called. */
-int trial_init(struct trial *t, enum policy_kind first, enum policy_kind second, uint64_t capacity);
+int trial_init(struct trial *t, enum policy_kind first, enum policy_kind second);
 void trial_deinit(struct trial *t);
 
 /* An object was added or used. Without memory the trial misses it. */

@@ -13,6 +13,7 @@ struct value {
 	struct policy *merit;
 	struct dray_list recency; /* the one used longest ago first */
 	struct trial trial;
+	uint64_t bytes; /* of all objects */
 };
 
 static struct value *of(struct policy *p)
@@ -25,8 +26,8 @@ static int init(struct policy *p)
 	int r;
 
 	dray_list_init(&of(p)->recency);
-	r = policy_new(&of(p)->merit, POLICY_MERIT, p->capacity);
-	return r < 0 ? r : trial_init(&of(p)->trial, POLICY_MERIT, POLICY_LRU, p->capacity);
+	r = policy_new(&of(p)->merit, POLICY_MERIT);
+	return r < 0 ? r : trial_init(&of(p)->trial, POLICY_MERIT, POLICY_LRU);
 }
 
 static void deinit(struct policy *p)
@@ -42,6 +43,8 @@ static int reserve(struct policy *p, uint32_t n)
 
 static void add(struct policy *p, struct policy_entry *e)
 {
+	of(p)->bytes += policy_bytes(e);
+	of(p)->trial.capacity = dray_max(of(p)->trial.capacity, of(p)->bytes);
 	policy_merit.add(of(p)->merit, e);
 	trial_request(&of(p)->trial, policy_bytes(e), e->cost, e->tag);
 }
@@ -68,6 +71,7 @@ static void use(struct policy *p, struct policy_entry *e)
 
 static struct policy_entry *victim(struct policy *p)
 {
+	of(p)->trial.capacity = of(p)->bytes;
 	if (trial_leader(&of(p)->trial) == LRU)
 		return dray_list_first(&of(p)->recency, struct policy_entry, recency);
 	return policy_merit.victim(of(p)->merit);
@@ -75,6 +79,7 @@ static struct policy_entry *victim(struct policy *p)
 
 static void removed(struct policy *p, struct policy_entry *e, bool evicted)
 {
+	of(p)->bytes -= policy_bytes(e);
 	policy_merit.removed(of(p)->merit, e, evicted);
 	if (!evicted)
 		trial_remove(&of(p)->trial, e->tag);
