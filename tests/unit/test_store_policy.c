@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Eviction policies: the rules that all of them keep, what each one evicts, and what eviction by value saves. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "agent/store/policy/ghost.h"
 #include "agent/store/policy/policy.h"
@@ -189,6 +190,37 @@ static void test_uses_while_it_is_looked_at(void **state)
 		for (unsigned i = 0; i < 3; i++)
 			assert_int_not_equal(evict(), first - entries);
 		assert_int_equal(evict(), first - entries);
+		teardown(NULL);
+	}
+}
+
+/* Also when all objects were used since they came, the search for a victim moves few of them to another queue or place. */
+static void test_a_search_is_bounded(void **state)
+{
+	enum { OBJECTS = 2000 };
+	static struct policy_entry many[OBJECTS], before[OBJECTS];
+
+	for (enum policy_kind kind = 0; kind < POLICY_KIND_N; kind++) {
+		make(kind);
+		for (unsigned i = 0; i < OBJECTS; i++) {
+			assert_int_equal(policy_add(policy, &many[i], 1, 1, i), 0);
+			for (unsigned n = 0; n < 3; n++)
+				policy_use(policy, &many[i]);
+		}
+		for (unsigned evicted = 0; evicted < OBJECTS; evicted++) {
+			struct policy_entry *e;
+			unsigned moved = 0;
+
+			memcpy(before, many, sizeof(many));
+			e = policy_victim(policy);
+			assert_non_null(e);
+			for (unsigned i = 0; i < OBJECTS; i++)
+				moved += before[i].queue != many[i].queue ||
+					 before[i].used != many[i].used;
+			assert_in_range(moved, 0, POLICY_MOVED_AT_ONCE);
+			policy_remove(policy, e, true);
+		}
+		assert_null(policy_victim(policy));
 		teardown(NULL);
 	}
 }
@@ -458,6 +490,7 @@ int main(void)
 		cmocka_unit_test_teardown(test_random_calls, teardown),
 		cmocka_unit_test_teardown(test_objects_that_are_looked_at_age, teardown),
 		cmocka_unit_test_teardown(test_uses_while_it_is_looked_at, teardown),
+		cmocka_unit_test_teardown(test_a_search_is_bounded, teardown),
 		cmocka_unit_test(test_names_differ),
 		cmocka_unit_test_teardown(test_lru, teardown),
 		cmocka_unit_test_teardown(test_s3fifo, teardown),

@@ -83,18 +83,20 @@ static void use(struct policy *p, struct policy_entry *e)
 		policy_heap_set(p, e, value(p, e));
 }
 
-/* Of the queue, which loses the objects that were used on the way. */
+/* Of the queue, which loses the objects that were used on the way. NULL: so many were used that the heap has to give one. */
 static struct policy_entry *unproved(struct policy *p)
 {
-	struct policy_entry *e;
+	for (unsigned i = 0; i < POLICY_MOVED_AT_ONCE; i++) {
+		struct policy_entry *e = dray_list_first(&of(p)->new, struct policy_entry, link);
 
-	while ((e = dray_list_first(&of(p)->new, struct policy_entry, link)) && e->uses > 1) {
+		if (!e || e->uses == 1)
+			return e;
 		leave(p, e);
 		e->queue = PROVED;
 		e->node = (struct dray_heap_node){ .pos = 0 };
 		enter(p, e, false);
 	}
-	return e;
+	return NULL;
 }
 
 static struct policy_entry *victim(struct policy *p)

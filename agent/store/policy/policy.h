@@ -87,6 +87,9 @@ void policy_release(struct policy *p, struct policy_entry *e);
 /* Releases an object that was the next victim when it was held, and is it again unless it was used meanwhile. */
 void policy_return(struct policy *p, struct policy_entry *e);
 
+/* The search for a victim moves so many objects at most; then one that was used of late may be the victim. */
+#define POLICY_MOVED_AT_ONCE 64
+
 /* The object to evict next. NULL: there is none, or all are held. */
 struct policy_entry *policy_victim(struct policy *p);
 

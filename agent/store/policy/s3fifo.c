@@ -80,22 +80,27 @@ static struct policy_entry *first_of(struct policy *p, int queue)
 	return dray_list_first(&of(p)->queues[queue], struct policy_entry, link);
 }
 
-static struct policy_entry *victim_of_small(struct policy *p)
+/* moves: left for the search. NULL also if there are none left. */
+static struct policy_entry *victim_of_small(struct policy *p, unsigned *moves)
 {
 	struct policy_entry *e;
 
 	while ((e = first_of(p, SMALL)) && e->used >= USED_TO_MOVE) {
+		if (!*moves)
+			return NULL;
+		--*moves;
 		e->used = 0;
 		move_to_main(p, e);
 	}
 	return e;
 }
 
-static struct policy_entry *victim_of_main(struct policy *p)
+static struct policy_entry *victim_of_main(struct policy *p, unsigned moves)
 {
 	struct policy_entry *e;
 
-	while ((e = first_of(p, MAIN)) && e->used) {
+	while ((e = first_of(p, MAIN)) && e->used && moves) {
+		moves--;
 		e->used--;
 		move_to_main(p, e);
 	}
@@ -105,11 +110,12 @@ static struct policy_entry *victim_of_main(struct policy *p)
 static struct policy_entry *victim(struct policy *p)
 {
 	const uint64_t *bytes = of(p)->bytes;
+	unsigned moves = POLICY_MOVED_AT_ONCE;
 	struct policy_entry *e = NULL;
 
 	if (bytes[SMALL] > (bytes[SMALL] + bytes[MAIN]) / SMALL_SHARE || !first_of(p, MAIN))
-		e = victim_of_small(p);
-	return e ? e : victim_of_main(p);
+		e = victim_of_small(p, &moves);
+	return e ? e : victim_of_main(p, moves);
 }
 
 static void removed(struct policy *p, struct policy_entry *e, bool evicted)
