@@ -1070,6 +1070,25 @@ static void test_tier_returns_without_memory_for_a_timer(void **state)
 	no_timers = false;
 }
 
+/* What it has written before may be what the disk has lost, and the kernel tells that once. */
+static void test_write_that_ends_after_the_disk_has_returned(void **state)
+{
+	stop_next = true;
+	begin_write(1, 1, 5000);
+	sem_wait(&stopped);
+	faults[DISK_CALL_SYNC] = -EIO;
+	assert_int_equal(put(0, 1, 5000), DISK_DOWN);
+	faults[DISK_CALL_SYNC] = 0;
+	wait_until_ok();
+	sem_post(&go_on);
+	assert_int_equal(finish(1), DISK_DOWN);
+	assert_int_equal(rig.state, DISK_STATE_OK);
+	assert_int_equal(put(1, 2, 5000), DISK_OK);
+	restart();
+	assert_int_equal(rig.found, 1);
+	check_all();
+}
+
 /* They leave nothing in the file of an object that is there, whichever step fails. */
 static void check_blocks_of_failed_writes(enum disk_call call)
 {
@@ -1728,6 +1747,7 @@ int main(void)
 		TEST(test_short_and_missing_segments),
 		TEST(test_other_version),
 		TEST(test_tier_returns_without_memory_for_a_timer),
+		TEST(test_write_that_ends_after_the_disk_has_returned),
 		TEST(test_blocks_of_failed_writes),
 		TEST(test_full),
 		TEST(test_full_disk_gets_no_writes_that_wait),

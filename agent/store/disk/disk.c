@@ -123,6 +123,15 @@ static void run_verify(struct dray_job *j)
 	io_verify(dray_container_of(j, struct disk_request, job));
 }
 
+/*
+ * Nothing is written to a disk that has failed: it could take the room that the index needs for removals. What was written before an error
+ * may be lost, which the kernel tells once, so a write does not outlast it.
+ */
+static bool is_writable(const struct disk *d, const struct disk_request *r)
+{
+	return d->info.state == DISK_STATE_OK && r->times_failed == d->times_failed;
+}
+
 static void write_done(struct dray_job *j)
 {
 	struct disk_request *r = returned(j);
@@ -136,7 +145,7 @@ static void write_done(struct dray_job *j)
 
 		disk_failed(d, r->error, &why);
 	}
-	if (d->info.state == DISK_STATE_OK)
+	if (is_writable(d, r))
 		commit_add(d, r);
 	else
 		commit_fail(d, r);
@@ -186,8 +195,7 @@ static void dispatch(struct disk *d)
 	unsigned thread;
 
 	while ((thread = idlest(d)) < d->cfg.threads && (r = next_for(d, thread))) {
-		/* It could take the room that the index needs for removals. */
-		if (r->writes && d->info.state != DISK_STATE_OK) {
+		if (r->writes && !is_writable(d, r)) {
 			commit_fail(d, r);
 			continue;
 		}
@@ -213,6 +221,7 @@ static void prepare(struct disk *d, struct disk_request *r)
 {
 	dray_assert(r->key_bytes <= DISK_KEY_MAX);
 	r->disk = d;
+	r->times_failed = d->times_failed;
 	r->error = 0;
 	r->removes = r->writes = r->verifies = false;
 	r->measured = r->keeps_file = r->damaged = false;

@@ -69,8 +69,9 @@ struct disk_request {
 	struct disk_object at;
 	uint64_t segment; /* the number of at.segment, or the one in a row whose segment is missing */
 	unsigned thread;
-	int error;    /* -errno of a call */
-	uint32_t crc; /* of what is verified */
+	unsigned times_failed; /* that of the disk, when it began */
+	int error;             /* -errno of a call */
+	uint32_t crc;          /* of what is verified */
 	bool writes, removes, verifies;
 	bool measured;   /* the rate has counted its start */
 	bool keeps_file; /* that of its segment stays open, until it is committed or has failed */

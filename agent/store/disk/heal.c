@@ -163,6 +163,7 @@ static void start_timer(struct disk *d)
 void disk_failed(struct disk *d, int error, const struct dray_err *why)
 {
 	d->info.errors++;
+	d->times_failed++;
 	/* What was written behind an error may be lost, so nothing is appended there. */
 	segment_seal(d);
 	segment_drop_next(d);

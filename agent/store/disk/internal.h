@@ -109,6 +109,7 @@ struct disk {
 	int probe_result;
 	struct dray_err probe_why;
 	uint32_t failures;
+	unsigned times_failed; /* so often it could not be written */
 	uint64_t refused; /* the largest write that a full disk has failed since the last one that it took */
 	sd_event_source *timer;
 };
