@@ -160,9 +160,9 @@ enum command_type {
 	COMMAND_DRAIN,    /* refuse new transfers */
 	COMMAND_RESUME,
 	COMMAND_STORE_ASKED, /* the ask of session is answered; borrowed until EVENT_STORE_ASK_END */
-	COMMAND_STORE_LAPSED, /* the leases of the ask of session have ended, if the worker still has it */
-	COMMAND_STORE_FENCED, /* the peer `handle` ends the lease `id` that session has of it: nothing more is read there */
-	COMMAND_STORE_KEEP,     /* keep borrowed until EVENT_STORE_KEPT */
+	COMMAND_STORE_LAPSED, /* the leases of the ask `number` of session have ended, if the worker still has it */
+	COMMAND_STORE_FENCED, /* the peer `handle` ends the lease `id` that session has of it by the ask `number`: nothing more is read there */
+	COMMAND_STORE_KEEP,   /* keep borrowed until EVENT_STORE_KEPT */
 	COMMAND_STOP_TRANSFERS, /* every transfer ends with code */
 	COMMAND_QUIT,           /* end the thread */
 };
@@ -194,6 +194,7 @@ struct command {
 		struct data_config *config;
 		struct rail_keys *keys;
 		struct store_ask *ask;
+		uint64_t number; /* of an ask, which the worker may have ended */
 		struct store_keep *keep;
 		struct transport_message message;
 	};

@@ -113,3 +113,6 @@ struct store_ask {
 
 /* With its sources, whose leases have ended. NULL is allowed. */
 void store_ask_free(struct store_ask *k);
+/* The source with this lease. False: there is none. */
+bool ask_find_source(const struct store_ask *k, dray_handle peer, uint64_t grant,
+		     uint32_t *ret_source);

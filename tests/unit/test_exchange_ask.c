@@ -36,7 +36,7 @@ static struct rig {
 	struct store_member *member;
 	struct exchange *x;
 	struct store_ask *answered; /* by COMMAND_STORE_ASKED */
-	struct store_ask *lapsed;   /* by COMMAND_STORE_LAPSED */
+	uint64_t lapsed;            /* by COMMAND_STORE_LAPSED */
 	struct rails *rails;
 	unsigned n_fenced, n_acked;
 	struct command fenced; /* the last COMMAND_STORE_FENCED */
@@ -164,7 +164,7 @@ void worker_post(struct worker *w, const struct command *cmd)
 		return;
 	}
 	if (cmd->type == COMMAND_STORE_LAPSED) {
-		rig.lapsed = cmd->ask;
+		rig.lapsed = cmd->number;
 		return;
 	}
 	assert_int_equal(cmd->type, COMMAND_STORE_ASKED);
@@ -228,9 +228,11 @@ static int tear_down(void **state)
 static struct store_ask *ask_new(uint32_t n, uint32_t uid, int64_t end_ns)
 {
 	static uint8_t text[KEYS][100];
+	static uint64_t number;
 	struct store_ask *a = calloc(1, sizeof(*a) + n * sizeof(a->v[0]));
 
 	assert_non_null(a);
+	a->number = ++number;
 	snprintf(a->space, sizeof(a->space), "kv");
 	a->tenant = "t";
 	a->uid = uid;
@@ -411,6 +413,7 @@ static void test_fence(void **state)
 	assert_int_equal(rig.n_fenced, 1);
 	assert_int_equal(rig.fenced.handle, A);
 	assert_int_equal(rig.fenced.id, 10);
+	assert_int_equal(rig.fenced.number, rig.answered->number);
 	assert_int_equal(rig.fenced.session, rig.answered->session);
 	assert_int_equal(rig.n_acked, 0);
 	exchange_source_end(rig.x, rig.answered, 0);
@@ -1022,7 +1025,7 @@ static void test_exists(void **state)
 	end();
 	while (!rig.lapsed)
 		assert_true(sd_event_run(rig.s.event, UINT64_MAX) >= 0);
-	assert_ptr_equal(rig.lapsed, asks[0]);
+	assert_int_equal(rig.lapsed, asks[0]->number);
 	exchange_ask_end(rig.x, asks[0]);
 	assert_int_equal(rig.n_released, 1);
 	look_for(5);

@@ -768,7 +768,7 @@ static void test_exists_and_get(void **state)
 	read_as('x', 0, NULL);
 	answered(4, 0, "KKK");
 	assert_int_equal(rig.n_ended, 2);
-	assert_true(dray_list_empty(&session()->holdings));
+	assert_true(!session()->holdings.n);
 }
 
 /* The leases of an EXISTS end by UNPIN, by their time, by GETs that find the key here, and with the session. */
@@ -787,7 +787,7 @@ static void test_held_ends(void **state)
 	get(4, 0, "c");
 	post((struct command){ .type = COMMAND_STORE_LAPSED,
 			       .session = session()->xs.handle,
-			       .ask = rig.asks[1] });
+			       .number = rig.asks[1]->number });
 	assert_int_equal(rig.n_ended, 1);
 	read_as('x', 0, NULL);
 	answered(4, 0, "K");
@@ -795,7 +795,7 @@ static void test_held_ends(void **state)
 	/* it is not held any more, and nothing comes of another message */
 	post((struct command){ .type = COMMAND_STORE_LAPSED,
 			       .session = session()->xs.handle,
-			       .ask = rig.asks[1] });
+			       .number = rig.asks[1]->number });
 	get(5, 0, "d");
 	assert_int_equal(rig.n_asks, 3);
 	tell("N", NULL);
@@ -1200,7 +1200,7 @@ static void test_late_with_held(void **state)
 	unpin(3, "ab");
 	post((struct command){ .type = COMMAND_STORE_LAPSED,
 			       .session = session()->xs.handle,
-			       .ask = rig.asks[0] });
+			       .number = rig.asks[0]->number });
 	assert_int_equal(rig.n_ended, 2);
 }
 
@@ -1410,12 +1410,37 @@ static void test_silent_devices(void **state)
 	device_ends(remote);
 }
 
-static void fence(uint64_t grant)
+/* The ask has taken the source over from an EXISTS. */
+static bool is_taken_over(const struct store_ask *k, uint32_t source)
+{
+	for (uint32_t i = k->n_asked; i < k->n; i++)
+		if (k->v[i].source == source)
+			return true;
+	return false;
+}
+
+/* Of the last ask that has got this lease. */
+static uint64_t number_of(uint64_t grant)
+{
+	for (uint32_t i = rig.n_asks, source; i--;)
+		if (ask_find_source(rig.asks[i], PEER, grant, &source) &&
+		    !is_taken_over(rig.asks[i], source))
+			return rig.asks[i]->number;
+	return 0;
+}
+
+static void fence_of(dray_handle of, uint64_t grant)
 {
 	post((struct command){ .type = COMMAND_STORE_FENCED,
-			       .session = session()->xs.handle,
+			       .session = of,
 			       .handle = PEER,
-			       .id = grant });
+			       .id = grant,
+			       .number = number_of(grant) });
+}
+
+static void fence(uint64_t grant)
+{
+	fence_of(session()->xs.handle, grant);
 }
 
 /* Devices reach the region of the client, and read there what has keys. */
@@ -1720,8 +1745,7 @@ static void test_fenced_beside_devices(void **state)
 	turn();
 	post((struct command){
 		.type = COMMAND_SESSION_CLOSE, .session = gone, .code = DRAY_E_SESSION_CLOSED });
-	post((struct command){
-		.type = COMMAND_STORE_FENCED, .session = gone, .handle = PEER, .id = 100 });
+	fence_of(gone, 100);
 	assert_int_equal(rig.n_hastened, 2);
 	device_ends(remote);
 }

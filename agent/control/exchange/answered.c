@@ -50,9 +50,10 @@ static void lapsed(struct dray_heap_node *node, int64_t now)
 {
 	struct store_ask *a = dray_container_of(node, struct store_ask, over);
 
-	worker_post(
-		a->asker->x->deps.pool->workers[a->worker],
-		&(struct command){ .type = COMMAND_STORE_LAPSED, .session = a->session, .ask = a });
+	worker_post(a->asker->x->deps.pool->workers[a->worker],
+		    &(struct command){ .type = COMMAND_STORE_LAPSED,
+				       .session = a->session,
+				       .number = a->number });
 }
 
 void answered_add(struct exchange *x, struct store_ask *a)

@@ -67,9 +67,10 @@ bool exchange_has(struct exchange *x, dray_handle peer, uint64_t grant)
 /* What was found there is not there any more. It may be looked up again, as after the end of a lease. */
 static void forget(struct store_ask *a, dray_handle peer, uint64_t grant)
 {
-	for (uint32_t i = 0; i < a->n_sources; i++)
-		if (a->sources[i].view.peer == peer && a->sources[i].view.grant == grant)
-			a->sources[i].end_ns = 0;
+	uint32_t i;
+
+	if (ask_find_source(a, peer, grant, &i))
+		a->sources[i].end_ns = 0;
 }
 
 void exchange_fence(struct exchange *x, dray_handle peer, uint64_t grant)
@@ -84,7 +85,8 @@ void exchange_fence(struct exchange *x, dray_handle peer, uint64_t grant)
 			    &(struct command){ .type = COMMAND_STORE_FENCED,
 					       .session = b->ask->session,
 					       .handle = peer,
-					       .id = grant });
+					       .id = grant,
+					       .number = b->ask->number });
 }
 
 static void lease_free(struct exchange *x, struct lease *l)

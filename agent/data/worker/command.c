@@ -242,10 +242,10 @@ static void run_command(struct worker *w, struct command *cmd)
 		fetch_asked(w, cmd->session, cmd->ask);
 		break;
 	case COMMAND_STORE_LAPSED:
-		held_lapsed(w, cmd->session, cmd->ask);
+		held_lapsed(w, cmd->session, cmd->number);
 		break;
 	case COMMAND_STORE_FENCED:
-		fetch_fenced(w, cmd->session, cmd->handle, cmd->id);
+		fetch_fenced(w, cmd->session, cmd->number, cmd->handle, cmd->id);
 		break;
 	case COMMAND_STORE_KEEP:
 		keep_begin(w, cmd->keep);

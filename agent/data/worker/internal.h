@@ -59,8 +59,8 @@ struct wsession {
 	struct dray_list fetches;   /* requests whose keys other agents may have, or get */
 	struct dray_map fetches_of; /* the same, by their requests */
 	struct dray_map fetches_numbered; /* and by their numbers */
-	struct dray_list holdings;        /* what EXISTS found there */
-	struct dray_map held;             /* the same, by key */
+	struct dray_map holdings; /* what EXISTS found there, by the numbers of their asks */
+	struct dray_map held;     /* the same, by key */
 };
 
 struct worker {
@@ -239,8 +239,9 @@ void store_answer_packet(struct wsession *s, const struct store_call *q, struct 
 /* store_fetch.c */
 /* The control thread has the answer to an ask of the session. */
 void fetch_asked(struct worker *w, dray_handle session, struct store_ask *k);
-/* The peer ends this lease, which the session may have. */
-void fetch_fenced(struct worker *w, dray_handle session, dray_handle peer, uint64_t grant);
+/* The peer ends this lease, which the session may have by the ask of this number. */
+void fetch_fenced(struct worker *w, dray_handle session, uint64_t number, dray_handle peer,
+		  uint64_t grant);
 
 /* store_pending.c */
 /* There is a request with this id whose keys are being looked up at other agents, or whose wrong bytes are zeroed. */
@@ -280,8 +281,8 @@ int64_t places_clear(struct worker *w);
 
 /* store_held.c: the session ends; its fetches have. */
 void helds_close(struct wsession *s);
-/* The leases of this ask of an EXISTS have ended, if the session still has it. */
-void held_lapsed(struct worker *w, dray_handle session, const struct store_ask *k);
+/* The leases of the ask of this number, of an EXISTS, have ended, if the session still has it. */
+void held_lapsed(struct worker *w, dray_handle session, uint64_t number);
 
 /* cancel.c */
 /* A TRANSFER_CANCEL. It never waits: a transfer whose entry the ring still holds is cancelled when the entry is taken. */

@@ -121,7 +121,7 @@ struct wsession *wsession_new(struct worker *w, struct session_shared *shared)
 	dray_list_init(&s->fetches);
 	dray_map_init(&s->fetches_of);
 	dray_map_init(&s->fetches_numbered);
-	dray_list_init(&s->holdings);
+	dray_map_init(&s->holdings);
 	dray_map_init(&s->held);
 	dray_map_init(&s->cancels_of);
 	dray_list_init(&s->ready_link);

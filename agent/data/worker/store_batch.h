@@ -146,6 +146,8 @@ struct held_key *held_find(struct wsession *s, const char *space, struct store_k
 			   int64_t least_ns);
 /* The next held_find() does not find it; its lease goes on until held_end(). */
 void held_take(struct held_key *k);
+/* The ask of a GET that has taken it has it as its key i. */
+void held_taken(struct held_key *k, struct store_ask *by, uint32_t i);
 void held_end(struct held_key *k);
 /* Where it is. */
 const struct store_asked *held_asked(const struct held_key *k);
@@ -157,5 +159,7 @@ void helds_unpin(struct wsession *s, const char *space, const struct store_key *
 		 struct dmsg_store_result *results, uint32_t n);
 /* What has its lease, and which of the sources there it is. */
 struct store_ask *held_lease(const struct held_key *k, uint32_t *ret_source);
-/* Ends those whose lease the peer ends. */
-void helds_fenced(struct wsession *s, dray_handle peer, uint64_t grant);
+/* The peer ends a lease of the ask of this number: ends its keys. */
+void helds_fenced(struct wsession *s, uint64_t number, dray_handle peer, uint64_t grant);
+/* store_fetch.c: likewise for a key that a GET has taken. */
+void fetch_held_fenced(struct wsession *s, struct store_ask *k, uint32_t i);

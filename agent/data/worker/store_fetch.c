@@ -80,58 +80,31 @@ void fetch_asked(struct worker *w, dray_handle session, struct store_ask *k)
 	sources_read(f, k);
 }
 
-/* A fetch with a source of this lease that has not ended. */
-static struct fetch *fetch_of_lease(struct wsession *s, dray_handle peer, uint64_t grant,
-				    uint32_t *ret_source)
+void fetch_held_fenced(struct wsession *s, struct store_ask *k, uint32_t i)
 {
-	dray_list_for_each(&s->fetches, f, struct fetch, link)
-		for (uint32_t i = 0; f->ask && i < f->ask->n_sources; i++) {
-			const struct store_source *k = &f->ask->sources[i];
+	struct fetch *f = fetch_find(s, k->number);
+	struct store_asked *v = &k->v[i];
 
-			if (k->view.peer != peer || k->view.grant != grant || !k->end_ns)
-				continue;
-			*ret_source = i;
-			return f;
-		}
-	return NULL;
-}
-
-/* The control thread has its ask, but leaves these keys alone. They are looked up again after its answer. */
-static void held_fenced(struct fetch *f, dray_handle peer, uint64_t grant)
-{
-	struct store_ask *k = f->asked;
-
-	for (uint32_t i = k->n_asked; i < k->n; i++) {
-		struct store_asked *v = &k->v[i];
-		const struct store_source *s = v->held ? held_source(v->held) : NULL;
-
-		if (!s || s->view.peer != peer || s->view.grant != grant)
-			continue;
-		v->status = DMSG_STORE_STATUS_NOT_TRIED;
-		held_end(dray_take(v->held));
+	if (f && f->ask == k) {
+		source_fenced(f, v->source);
+		return;
 	}
+	/* the control thread has the ask, but leaves this key alone: it is looked up again after the answer */
+	v->status = DMSG_STORE_STATUS_NOT_TRIED;
+	held_end(dray_take(v->held));
 }
 
-static void session_fenced(struct wsession *s, dray_handle peer, uint64_t grant)
-{
-	struct fetch *f;
-	uint32_t source;
-
-	/* the end of one may end others */
-	while ((f = fetch_of_lease(s, peer, grant, &source)))
-		source_fenced(f, source);
-	dray_list_for_each(&s->fetches, asking, struct fetch, link)
-		if (asking->asked)
-			held_fenced(asking, peer, grant);
-	helds_fenced(s, peer, grant);
-}
-
-void fetch_fenced(struct worker *w, dray_handle session, dray_handle peer, uint64_t grant)
+void fetch_fenced(struct worker *w, dray_handle session, uint64_t number, dray_handle peer,
+		  uint64_t grant)
 {
 	struct wsession *s = wsession_get(w, session);
+	struct fetch *f = s ? fetch_find(s, number) : NULL;
+	uint32_t source;
 
+	if (f && f->ask && ask_find_source(f->ask, peer, grant, &source))
+		source_fenced(f, source);
 	if (s)
-		session_fenced(s, peer, grant);
+		helds_fenced(s, number, peer, grant);
 	/* also of GETs, and sessions, that have ended */
 	readings_hasten(w, peer, grant);
 }
@@ -158,6 +131,7 @@ static bool begin(struct wsession *s, struct fetch *f, struct store_ask *k, uint
 		return false;
 	}
 	fetch_enter(f);
+	k->number = f->number;
 	if (k->n_asked && !direct_ask(f, k))
 		fetch_send(f, k);
 	else if (!k->n_asked)

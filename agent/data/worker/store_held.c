@@ -15,7 +15,7 @@
 
 /* Keys of one ask. */
 struct holding {
-	struct dray_list link; /* on session->holdings */
+	struct dray_map_node numbered; /* in session->holdings */
 	struct wsession *session;
 	struct store_ask *ask;
 	uint32_t n; /* keys that have not ended */
@@ -23,6 +23,8 @@ struct holding {
 		struct dray_map_node by_key; /* in session->held, until it is taken */
 		struct holding *of;          /* NULL: it is not held */
 		uint32_t i;                  /* in the ask */
+		struct store_ask *by;        /* of the GET that has taken it */
+		uint32_t by_i;               /* in that ask */
 	} keys[];
 };
 
@@ -49,14 +51,20 @@ const struct store_source *held_source(const struct held_key *k)
 
 static void holding_free(struct holding *h)
 {
+	dray_map_del(&h->session->holdings, &h->numbered);
 	ask_end(h->session->worker, h->ask);
-	dray_list_del(&h->link);
 	free(h);
 }
 
 void held_take(struct held_key *k)
 {
 	dray_map_del(&k->of->session->held, &k->by_key);
+}
+
+void held_taken(struct held_key *k, struct store_ask *by, uint32_t i)
+{
+	k->by = by;
+	k->by_i = i;
 }
 
 void held_end(struct held_key *k)
@@ -135,7 +143,7 @@ void held_add(struct wsession *s, struct store_ask *k, struct dmsg_store_result 
 	h->session = s;
 	h->ask = k;
 	h->n = 1; /* until all are added */
-	dray_list_add(&s->holdings, &h->link);
+	dray_map_add(&s->holdings, &h->numbered, &k->number, sizeof(k->number));
 	for (uint32_t i = 0; i < k->n; i++)
 		if (!k->v[i].status && k->sources[k->v[i].source].end_ns)
 			hold(h, i);
@@ -186,48 +194,48 @@ static void holding_drop(struct holding *h)
 		holding_free(h);
 }
 
-/* Keys that a GET has taken end with it. */
-static void holding_fenced(struct holding *h, uint32_t source)
+static struct holding *holding_find(struct wsession *s, uint64_t number)
 {
+	return dray_map_entry(dray_map_find(&s->holdings, &number, sizeof(number)), struct holding,
+			      numbered);
+}
+
+void helds_fenced(struct wsession *s, uint64_t number, dray_handle peer, uint64_t grant)
+{
+	struct holding *h = holding_find(s, number);
+	uint32_t source;
+
+	if (!h || !ask_find_source(h->ask, peer, grant, &source))
+		return;
 	h->ask->sources[source].end_ns = 0;
 	h->n++;
 	for (uint32_t i = 0; i < h->ask->n; i++) {
 		struct held_key *k = &h->keys[i];
 
-		if (k->of && dray_map_has(&k->by_key) && held_asked(k)->source == source)
+		if (!k->of || held_asked(k)->source != source)
+			continue;
+		if (dray_map_has(&k->by_key))
 			held_end(k);
+		else
+			fetch_held_fenced(s, k->by, k->by_i);
 	}
 	if (!--h->n)
 		holding_free(h);
 }
 
-void helds_fenced(struct wsession *s, dray_handle peer, uint64_t grant)
-{
-	dray_list_for_each(&s->holdings, h, struct holding, link)
-		for (uint32_t i = 0; i < h->ask->n_sources; i++)
-			if (h->ask->sources[i].view.peer == peer &&
-			    h->ask->sources[i].view.grant == grant) {
-				holding_fenced(h, i);
-				break;
-			}
-}
-
 void helds_close(struct wsession *s)
 {
-	dray_list_for_each(&s->holdings, h, struct holding, link)
+	dray_map_for_each(&s->holdings, h, struct holding, numbered)
 		holding_drop(h);
+	dray_map_deinit(&s->holdings);
 	dray_map_deinit(&s->held);
 }
 
-void held_lapsed(struct worker *w, dray_handle session, const struct store_ask *k)
+void held_lapsed(struct worker *w, dray_handle session, uint64_t number)
 {
 	struct wsession *s = wsession_get(w, session);
+	struct holding *h = s ? holding_find(s, number) : NULL;
 
-	if (!s)
-		return;
-	dray_list_for_each(&s->holdings, h, struct holding, link)
-		if (h->ask == k) {
-			holding_drop(h);
-			return;
-		}
+	if (h)
+		holding_drop(h);
 }

@@ -348,6 +348,9 @@ void source_fenced(struct fetch *f, uint32_t source)
 {
 	struct wsession *s = f->session;
 
+	/* of another key of the same lease */
+	if (!f->ask->sources[source].end_ns)
+		return;
 	f->ask->sources[source].end_ns = 0;
 	if (f->reading && f->source == source) {
 		xfer_stop(&s->worker->core, xfer_find(&s->xs, f->batch->call.request_id),

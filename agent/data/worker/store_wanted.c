@@ -74,6 +74,7 @@ static void ask_add_held(struct store_ask *k, uint8_t **at, struct store_key key
 	a->offset = found->offset;
 	a->length = found->length;
 	a->held = held;
+	held_taken(held, k, k->n - 1);
 }
 
 /* Takes over what the session holds of the keys that the batch has not found. Their number. */
