@@ -58,7 +58,7 @@ static void up_revoke_local(struct sessions *sessions, dray_handle remote, uint3
 
 	assert_int_equal(code, DRAY_E_REVOKED);
 	f->last_urgent = urgent;
-	f->revoked_local[f->revoked_locals++] = remote;
+	f->revoked_local[f->revoked_locals++ % DRAY_ARRAY_SIZE(f->revoked_local)] = remote;
 }
 
 static const struct regions_upcalls fixture_up = { .fence = up_fence,

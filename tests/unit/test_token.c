@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tokens: their form, who may make and import them, and how long they are valid. */
+#include "agent/control/region/internal.h"
 #include "tests/unit/token_fixture.h"
 
 static uint64_t live_tokens(struct fixture *f)
@@ -284,12 +285,49 @@ static void test_expiry_quota(void **state)
 	remove_all(f, region);
 }
 
+/* More tokens expire at once than one turn frees. */
+static void test_expiry_in_turns(void **state)
+{
+	const unsigned n = 2 * TOKENS_EXPIRE_PER_TURN + 1;
+	struct fixture *f = *state;
+	struct region *made;
+	dray_handle region = add_plain(f, 1);
+	struct dmsg_region_export m = {
+		.region = region, .length = 1, .access = RW, .ttl_ms = 3600000
+	};
+	struct exported x;
+
+	f->cfg.limits.tokens_per_session = n;
+	f->regions->deps.event = f->event;
+	assert_int_equal(tokens_init(f->regions), 0);
+	for (unsigned i = 0; i < n; i++)
+		assert_int_equal(export_with(f, m, SEGMENT, &x), 0);
+	assert_int_equal(export_with(f, m, SEGMENT, &x), DRAY_E_QUOTA);
+	made = dray_handles_get(&f->regions->regions, region);
+	dray_list_for_each(&made->tokens, t, struct token, link)
+		assert_int_equal(dray_heap_set(&f->regions->expiry, &t->expiry, 0), 0);
+	assert_int_equal(export_with(f, m, SEGMENT, &x), 0);
+	assert_int_equal(f->tokens, n + 1 - TOKENS_EXPIRE_PER_TURN);
+	/* the quota is not used up by them */
+	f->cfg.limits.tokens_per_session = 1;
+	assert_int_equal(export_with(f, m, SEGMENT, &x), DRAY_E_BUSY);
+	assert_non_null(strstr(last_err.msg, "try again"));
+	for (uint32_t before; f->tokens > 1;) {
+		before = f->tokens;
+		assert_true(sd_event_run(f->event, UINT64_MAX) >= 0);
+		assert_in_range(before - f->tokens, 0, TOKENS_EXPIRE_PER_TURN);
+	}
+	assert_int_equal(export_with(f, m, SEGMENT, &x), DRAY_E_QUOTA);
+	assert_true(sd_event_run(f->event, 0) >= 0);
+	remove_all(f, region);
+}
+
 int main(void)
 {
 #define T(t) cmocka_unit_test_setup_teardown(t, fixture_setup, fixture_teardown)
 	const struct CMUnitTest tests[] = {
 		T(test_parse),      T(test_export), T(test_import),       T(test_audience),
-		T(test_single_use), T(test_expiry), T(test_expiry_quota),
+		T(test_single_use), T(test_expiry), T(test_expiry_quota), T(test_expiry_in_turns),
 	};
 
 	return cmocka_run_group_tests_name("token", tests, NULL, NULL);

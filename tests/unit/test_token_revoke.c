@@ -272,7 +272,7 @@ static void test_revoke_in_turns(void **state)
 	const unsigned n = 3 * ENDS_PER_TURN + 1;
 	struct fixture *f = *state;
 	dray_handle region = add_plain(f, 1), held, grant;
-	struct exported first, middle, last, later;
+	struct exported first = { 0 }, middle = { 0 }, last, later;
 	struct outcome all, again, one;
 	unsigned turns = 0;
 
@@ -356,6 +356,75 @@ static void test_remove_in_turns(void **state)
 	assert_int_equal(done, 1);
 }
 
+/* The session dies while more importers than one turn detaches have not confirmed the end of their tokens. One token has most of them. */
+static void test_abandon_in_turns(void **state)
+{
+	const unsigned n = ENDS_PER_TURN + 1;
+	struct fixture *f = *state;
+	dray_handle region = add_plain(f, 1);
+	struct outcome all;
+	struct exported x;
+	unsigned done = 0;
+
+	f->cfg.limits.tokens_per_session = n + 1;
+	f->regions->deps.event = f->event;
+	assert_int_equal(ends_init(f->regions), 0);
+	for (unsigned i = 0; i < n; i++) {
+		x = export(f, region, 0);
+		assert_int_equal(import_local(f, &x.t, i + 1), 0);
+	}
+	x = export(f, region, 0);
+	for (unsigned i = 0; i < 2 * n; i++)
+		assert_int_equal(import_local(f, &x.t, n + i + 1), 0);
+	assert_int_equal(start_revoke(f, region, 0, &all), 0);
+	assert_int_equal(region_remove(f->regions, region, SESSION, true, count_done, &done), 0);
+	while (f->revoked_locals < 3 * n)
+		assert_true(sd_event_run(f->event, UINT64_MAX) >= 0);
+	/* a turn in which nothing has been done yet */
+	assert_true(sd_event_run(f->event, 0) >= 0);
+	fake_answer_all();
+	assert_int_equal(f->tokens, n + 1 - ENDS_PER_TURN);
+	while (f->tokens) {
+		assert_int_equal(done + all.calls, 0);
+		assert_true(sd_event_run(f->event, UINT64_MAX) >= 0);
+	}
+	assert_int_equal(all.calls, 1);
+	assert_int_equal(all.count, n + 1);
+	fake_answer_all();
+	assert_int_equal(done, 1);
+	local_remote_gone(f->regions, x.id, 3 * n, PMSG_RELEASE_HOW_USED);
+}
+
+/* The last importer confirms the end while a part of the others has been detached. */
+static void test_confirm_while_abandoned(void **state)
+{
+	const unsigned n = ENDS_PER_TURN + 1;
+	struct fixture *f = *state;
+	dray_handle region = add_plain(f, 1);
+	struct exported x;
+	unsigned done = 0;
+
+	f->cfg.limits.tokens_per_session = n;
+	f->regions->deps.event = f->event;
+	assert_int_equal(ends_init(f->regions), 0);
+	for (unsigned i = 0; i < n; i++) {
+		x = export(f, region, 0);
+		assert_int_equal(import_local(f, &x.t, i + 1), 0);
+	}
+	assert_int_equal(region_remove(f->regions, region, SESSION, true, count_done, &done), 0);
+	while (f->revoked_locals < n)
+		assert_true(sd_event_run(f->event, UINT64_MAX) >= 0);
+	assert_true(sd_event_run(f->event, 0) >= 0);
+	fake_answer_all();
+	assert_int_equal(f->tokens, 1);
+	local_remote_gone(f->regions, x.id, n, PMSG_RELEASE_HOW_USED);
+	assert_int_equal(f->tokens, 0);
+	fake_answer_all();
+	assert_int_equal(done, 1);
+	/* nothing is left for a later turn */
+	assert_true(sd_event_run(f->event, 0) >= 0);
+}
+
 int main(void)
 {
 #define T(t) cmocka_unit_test_setup_teardown(t, fixture_setup, fixture_teardown)
@@ -365,6 +434,8 @@ int main(void)
 		T(test_revoke_one),
 		T(test_revoke_in_turns),
 		T(test_remove_in_turns),
+		T(test_abandon_in_turns),
+		T(test_confirm_while_abandoned),
 		T(test_remove_fenced),
 		T(test_remove_urgent),
 		T(test_hurry_fenced),

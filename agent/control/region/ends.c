@@ -2,8 +2,11 @@
 /*
  * The tokens and leases of a region that ends or whose tokens are all revoked, and the leases of a session that has ended, begin to end in
  * several turns of the loop if they are many: each needs commands to the workers, and its grants messages to peers. Nothing can begin to use
- * a token that has yet to end, and the workers drop a region after its grants.
+ * a token that has yet to end, and the workers drop a region after its grants. What importers of a region that ends urgently have not confirmed
+ * by then is detached in the same turns.
  */
+#include <stdlib.h>
+
 #include "agent/control/region/internal.h"
 
 /* The next one that is to end. Tokens are in the order of their birth. NULL: none. */
@@ -34,6 +37,41 @@ static void end_tokens(struct region *region)
 		region_tokens_ended(region);
 }
 
+/* Detaches importers of the token, as many as the turn has room for. True: none is left. */
+static bool detach_importers(struct token *t)
+{
+	struct turn_work *w = &t->region->regions->ends;
+	struct local_import *import;
+
+	while (!dray_list_empty(&t->grants) || !dray_list_empty(&t->local_imports)) {
+		if (!turn_work_has_room(w))
+			return false;
+		w->done++;
+		if (!dray_list_empty(&t->grants))
+			grant_detach(dray_list_first(&t->grants, struct grant, token_link));
+		else if ((import = dray_list_pop(&t->local_imports, struct local_import, link)))
+			free(import);
+	}
+	return true;
+}
+
+void region_abandon_tokens(struct region *region)
+{
+	struct regions *r = region->regions;
+	struct token *t;
+
+	while ((t = dray_list_first(&region->tokens, struct token, link))) {
+		if (!detach_importers(t)) {
+			dray_list_move(&r->unended, &region->unended);
+			turn_work_go_on(&r->ends);
+			return;
+		}
+		/* it is revoked, so this frees it */
+		token_check(t);
+	}
+	dray_list_del(&region->unended);
+}
+
 static bool is_pending(const struct regions *r)
 {
 	return !dray_list_empty(&r->unended) || !dray_list_empty(&r->orphans);
@@ -48,10 +86,12 @@ void ends_continue(struct regions *r)
 		struct region *region = dray_list_pop(&r->unended, struct region, unended);
 
 		/* regions take turns, so that one with few tokens does not wait for one with many */
-		if (region)
-			end_tokens(region);
-		else
+		if (!region)
 			leases_end_orphans(r);
+		else if (region->dropped)
+			region_check(region);
+		else
+			end_tokens(region);
 	}
 	r->continuing = false;
 	if (is_pending(r))

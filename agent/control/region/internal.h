@@ -35,13 +35,15 @@ struct regions {
 	uint64_t bytes;
 	uint64_t revocations; /* begun */
 	struct dray_heap expiry;
+	struct turn_work expiries;     /* of these */
 	struct dray_heap lease_expiry; /* by struct token */
 	sd_event_source *lease_timer;
-	struct dray_list unended; /* regions with tokens whose ends have yet to begin */
+	/* regions with tokens whose ends have yet to begin, or whose importers have yet to be detached */
+	struct dray_list unended;
 	struct dray_list orphans; /* leases of sessions that have ended, which are to end, too */
-	struct turn_work
-		ends;    /* the ends of both; it counts tokens and grants that have begun to end */
-	bool continuing; /* inside ends_continue() */
+	/* of both; it counts tokens and grants that have begun to end, and importers that have been detached */
+	struct turn_work ends;
+	bool continuing;                     /* inside ends_continue() */
 	struct leases_totals lease_totals;   /* without `leases` */
 	struct dead_token dead[DEAD_TOKENS]; /* a ring: a new one replaces the oldest */
 	struct dray_map dead_tokens;
@@ -194,8 +196,16 @@ void ends_continue(struct regions *r);
 /* Begins to end all tokens of a region that are covered, some of them in later turns; then region_tokens_ended() if it is ending. */
 void region_end_tokens(struct region *r);
 
+/* Detaches the remaining importers of its tokens, for which it does not wait; some of them in later turns, and then region_check(). */
+void region_abandon_tokens(struct region *r);
+
 /* token.c */
 
+/* It takes about 1 ms. */
+#define TOKENS_EXPIRE_PER_TURN 8192
+
+/* 0 or -errno. */
+int tokens_init(struct regions *r);
 /* Whether a token of the region may have this access and carry such a segment. 0, or -errno with reterr. */
 int token_allowed(const struct region *region, uint32_t access, size_t segment_length,
 		  struct dray_err *reterr);
@@ -216,13 +226,12 @@ struct token *token_find(struct regions *r, bool is_lease, const struct pmsg_imp
 			 const uint8_t importer[AGENT_ID_BYTES], struct dray_err *reterr);
 /* After a grant or local import has ended: frees the token if it was the last, and the token is revoked, expired or used. */
 void token_check(struct token *t);
-void tokens_expire(struct regions *r);
+/* False: there are more that have expired than this turn has room for, and later turns go on. */
+bool tokens_expire(struct regions *r);
 /* It ends with all others of its region, perhaps in a later turn. */
 bool token_is_covered(const struct token *t);
 /* Begins to end the token, which this may free. */
 void token_revoke(struct token *t);
-/* Detaches the remaining importers: the region does not wait for them. */
-void tokens_abandon(struct region *region);
 void revocation_step(struct revocation *v);
 
 /* lease.c */

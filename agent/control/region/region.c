@@ -52,6 +52,8 @@ int regions_new(struct regions **ret, const struct regions_deps *deps)
 	e = leases_init(r);
 	if (e >= 0)
 		e = ends_init(r);
+	if (e >= 0)
+		e = tokens_init(r);
 	if (e < 0)
 		return e;
 	*ret = dray_take(r);
@@ -96,6 +98,7 @@ struct regions *regions_free(struct regions *r)
 	tokens_free(&r->leases);
 	sd_event_source_disable_unref(r->lease_timer);
 	turn_work_deinit(&r->ends);
+	turn_work_deinit(&r->expiries);
 	for (uint32_t at = 0; (region = dray_handles_next(&r->regions, &at, NULL));) {
 		dray_list_splice(&region->revocations, &region->token_ends);
 		dray_list_for_each(&region->revocations, v, struct revocation, link)
@@ -532,7 +535,7 @@ static bool exposed(const struct region *region)
 static void leave(struct region *region)
 {
 	if (region->urgent && !region->serving && !exposed(region))
-		tokens_abandon(region);
+		region_abandon_tokens(region);
 	if (!dray_list_empty(&region->tokens) || !dray_list_empty(&region->revocations) ||
 	    !dray_list_empty(&region->token_ends))
 		return;

@@ -143,16 +143,35 @@ void token_check(struct token *t)
 		token_free(t, DRAY_E_TOKEN_USED);
 }
 
+static int on_turn(sd_event_source *s, uint64_t usec, void *arg)
+{
+	tokens_expire(arg);
+	return 0;
+}
+
+int tokens_init(struct regions *r)
+{
+	return r->deps.event ? turn_work_init(&r->expiries, r->deps.event, TOKENS_EXPIRE_PER_TURN,
+					      on_turn, r) :
+			       0;
+}
+
 /* A token with importers stays until the last one has released it. */
-void tokens_expire(struct regions *r)
+bool tokens_expire(struct regions *r)
 {
 	int64_t now = dray_now().ns;
 	struct dray_heap_node *e;
 
 	while ((e = dray_heap_first(&r->expiry)) && e->key <= now) {
+		if (!turn_work_has_room(&r->expiries)) {
+			turn_work_go_on(&r->expiries);
+			return false;
+		}
+		r->expiries.done++;
 		dray_heap_del(&r->expiry, e);
 		token_check(dray_container_of(e, struct token, expiry));
 	}
+	return true;
 }
 
 int token_allowed(const struct region *region, uint32_t access, size_t segment_length,
@@ -294,6 +313,7 @@ int region_export(struct regions *r, const struct region_owner *owner,
 		  const struct dmsg_region_export *m, const char *segment, uint64_t *ret_token_id,
 		  uint8_t *ret_token, uint32_t *ret_token_length, struct dray_err *reterr)
 {
+	bool all_expired = tokens_expire(r);
 	struct region *region;
 	struct token *t;
 	int e;
@@ -301,16 +321,20 @@ int region_export(struct regions *r, const struct region_owner *owner,
 	if (r->draining)
 		return dray_err_set(reterr, -ESHUTDOWN, DRAY_E_DRAINING,
 				    "the agent is draining and exports nothing new");
-	tokens_expire(r);
 	region = region_of_group(r, m->region, owner, reterr);
 	if (!region)
 		return -ENOENT;
 	e = check_export(r, region, m, strlen(segment), reterr);
 	if (e >= 0)
 		e = mooncake_export_check(region, m, reterr);
-	if (e < 0)
-		return e;
-	e = owner_take(region->owner.uid_owner, RESOURCE_TOKENS, 1, reterr);
+	if (e >= 0)
+		e = owner_take(region->owner.uid_owner, RESOURCE_TOKENS, 1, reterr);
+	if (e < 0 && reterr->code == DRAY_E_QUOTA && !all_expired) {
+		*reterr = DRAY_ERR_NULL;
+		return dray_err_set(
+			reterr, e, DRAY_E_BUSY,
+			"the quota of tokens is used up by some that have expired and are being freed; try again");
+	}
 	if (e < 0)
 		return e;
 	t = token_new(region, m, false, reterr);
@@ -430,19 +454,6 @@ void token_revoke(struct token *t)
 		r->deps.up->revoke_local(*r->deps.sessions, import->remote,
 					 region_rights_code(region), region->urgent);
 	token_check(t);
-}
-
-void tokens_abandon(struct region *region)
-{
-	dray_list_for_each(&region->tokens, t, struct token, link) {
-		dray_list_for_each(&t->grants, g, struct grant, token_link)
-			grant_detach(g);
-		dray_list_for_each(&t->local_imports, import, struct local_import, link) {
-			dray_list_del(&import->link);
-			free(import);
-		}
-		token_check(t);
-	}
 }
 
 static void revocation_end(struct revocation *v)
