@@ -1315,7 +1315,7 @@ enum dray_store_status {
 	DRAY_STORE_EXISTED = 1,   /* PUT: there is an object with this key, which stays as it is */
 	DRAY_STORE_NOT_FOUND = 2, /* there is no object with this key */
 	DRAY_STORE_BUSY = 3,      /* there is no room now; try again after wait_ms */
-	DRAY_STORE_TOO_LARGE = 4, /* larger than the store, the client's share, or GET's ranges */
+	DRAY_STORE_TOO_LARGE = 4, /* larger than the store, the client's shares, or GET's ranges */
 	DRAY_STORE_CORRUPT = 5,   /* the stored bytes are damaged */
 	DRAY_STORE_LOST = 6,      /* the only holder of the object is gone */
 	DRAY_STORE_NOT_TRIED = 7, /* the batch ended before; its status says why */

@@ -185,6 +185,11 @@ uint64_t budget_limit(const struct budget_account *a, enum resource r)
 	return limit_of(&a->all->of[r], budget_used(a, r), load(&a->all->of[r].used));
 }
 
+uint64_t budget_most(const struct budget_account *a, enum resource r)
+{
+	return limit_of(&a->all->of[r], 0, 0);
+}
+
 int64_t budget_left(const struct budget_account *a, enum resource r)
 {
 	return (int64_t)(budget_limit(a, r) - budget_used(a, r));

@@ -98,7 +98,9 @@ static inline uint64_t budget_share(uint64_t max, uint64_t others, uint64_t own_
 uint64_t budget_used(const struct budget_account *a, enum resource r);
 /* What it may use now, with what it uses. */
 uint64_t budget_limit(const struct budget_account *a, enum resource r);
-/* Of that, what it does not use; negative: it uses more. */
+/* What it may use while the others use nothing: more than that never fits. */
+uint64_t budget_most(const struct budget_account *a, enum resource r);
+/* Of budget_limit(), what it does not use; negative: it uses more. */
 int64_t budget_left(const struct budget_account *a, enum resource r);
 
 /* "sessions" and so on: the last part of the key. */

@@ -48,6 +48,12 @@ static struct hold *hold_new(struct store_user *u, struct store_object *o)
 	return h;
 }
 
+/* The owner may never hold it, however long it waits. */
+static bool is_too_large(const struct store_user *u, struct store_object *o)
+{
+	return room(object_bytes(o)) > budget_most(&u->account->budget, RESOURCE_STORE_HELD_BYTES);
+}
+
 static void hold_free(struct hold *h)
 {
 	struct store_user *u = h->user;
@@ -220,12 +226,17 @@ static struct dmsg_store_result pin(struct store_user *u, struct store_member *m
 {
 	struct store_object *o = item_find(m->space, key);
 	struct hold *h = pin_find(u, m, key);
+	bool pinned = h && h->object == o;
 	struct dmsg_store_result r = { .status = DMSG_STORE_STATUS_NOT_FOUND };
 
 	if (!o)
 		return r;
 	r.length = object_bytes(o);
 	r.tier = (uint16_t)item_tier(o);
+	if (!pinned && is_too_large(u, o)) {
+		r.status = DMSG_STORE_STATUS_TOO_LARGE;
+		return r;
+	}
 	/* without memory the object may be gone afterwards */
 	r.status = item_fetch(o, share, e);
 	if (r.status == DMSG_STORE_STATUS_BUSY)
@@ -233,7 +244,7 @@ static struct dmsg_store_result pin(struct store_user *u, struct store_member *m
 	if (r.status)
 		return r;
 	item_own(o);
-	if (h && h->object == o)
+	if (pinned)
 		return r;
 	/* the one that is pinned was removed, and another one has its key */
 	if (h)
@@ -328,6 +339,11 @@ static struct dmsg_store_place read_one(struct store_user *u, struct store_membe
 	item_count(m->space, item_tier(o));
 	if (!o)
 		return p;
+	if (is_too_large(u, o)) {
+		p.status = DMSG_STORE_STATUS_TOO_LARGE;
+		p.length = object_bytes(o);
+		return p;
+	}
 	p.status = DMSG_STORE_STATUS_BUSY;
 	p.wait_ms = u->store->cfg.retry_ms;
 	/* the answer does not wait for the disk, and without memory the object may be gone */

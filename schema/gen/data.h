@@ -179,7 +179,8 @@ enum dmsg_store_status {
 	DMSG_STORE_STATUS_BUSY = 3, /* There is no room now; try again after wait_ms. */
 	/*
 	 * PUT: the value is larger than the store or the client's share of it. GET: the value,
-	 * which has length bytes, is larger than its ranges.
+	 * which has length bytes, is larger than its ranges. PIN, READ: the client may never hold
+	 * so many bytes.
 	 */
 	DMSG_STORE_STATUS_TOO_LARGE = 4,
 	DMSG_STORE_STATUS_CORRUPT = 5, /* The stored bytes are damaged; the object is removed. */

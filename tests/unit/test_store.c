@@ -738,6 +738,16 @@ static void lease(struct store_member *m, struct store_key key, enum dmsg_store_
 	assert_int_equal(place.status, expected);
 }
 
+static struct store_key put_bytes(struct store_member *m, char *text, unsigned k, uint64_t bytes)
+{
+	struct store_key key = key_of(text, k);
+	struct store_object *o;
+
+	assert_int_equal(rig_put_begin(m, key, bytes, 1, &o), DMSG_STORE_STATUS_OK);
+	assert_int_equal(store_put_end(o, true), DMSG_STORE_STATUS_OK);
+	return key;
+}
+
 /* Each READ of an object is one more hold. */
 static void test_holds_are_bounded(void **state)
 {
@@ -814,17 +824,48 @@ static void test_name_space_of_many_holds_is_swept(void **state)
 	}
 }
 
-enum keeping { KEEP_BY_LEASE, KEEP_BY_PIN, KEEP_BY_NUMBER, KEEPING_N };
-
-static struct store_key put_bytes(struct store_member *m, char *text, unsigned k, uint64_t bytes)
+/* What another owner holds is released at some time. */
+static void test_object_that_its_owner_may_never_hold(void **state)
 {
-	struct store_key key = key_of(text, k);
-	struct store_object *o;
+	struct budget *held = &rig.budgets.of[RESOURCE_STORE_HELD_BYTES];
+	struct dmsg_store_result r;
+	struct dmsg_store_place place;
+	struct store_files files;
+	struct store_member *m;
+	char text[16];
+	struct store_key key;
 
-	assert_int_equal(rig_put_begin(m, key, bytes, 1, &o), DMSG_STORE_STATUS_OK);
-	assert_int_equal(store_put_end(o, true), DMSG_STORE_STATUS_OK);
-	return key;
+	(void)state;
+	store_make(POLICY_LRU, true);
+	store_rig_user(&rig);
+	m = store_rig_join(&rig, "");
+	key = put_bytes(m, text, 0, 100000);
+	held->max = 250000;
+	held->owner_max = 0;
+	held->used = 240000;
+	lease(m, key, DMSG_STORE_STATUS_BUSY);
+	store_pin(rig.user, m, &key, 1, &r);
+	assert_int_equal(r.status, DMSG_STORE_STATUS_BUSY);
+	held->used = 0;
+	store_pin(rig.user, m, &key, 1, &r);
+	assert_int_equal(r.status, DMSG_STORE_STATUS_OK);
+	held->max = 150000;
+	/* it is pinned already */
+	store_pin(rig.user, m, &key, 1, &r);
+	assert_int_equal(r.status, DMSG_STORE_STATUS_OK);
+	store_unpin(rig.user, m, &key, 1, &r);
+	store_pin(rig.user, m, &key, 1, &r);
+	assert_int_equal(r.status, DMSG_STORE_STATUS_TOO_LARGE);
+	assert_int_equal(r.length, 100000);
+	assert_int_equal(r.wait_ms, 0);
+	store_read(rig.user, m, &key, 1, &place, &files);
+	assert_int_equal(place.status, DMSG_STORE_STATUS_TOO_LARGE);
+	assert_int_equal(place.length, 100000);
+	assert_int_equal(place.wait_ms, 0);
+	store_rig_end(&rig);
 }
+
+enum keeping { KEEP_BY_LEASE, KEEP_BY_PIN, KEEP_BY_NUMBER, KEEPING_N };
 
 /* Reads an object in place, and releases it. */
 static void read_once(struct store_user *u, struct store_member *m, struct store_key key)
@@ -1049,6 +1090,7 @@ int main(void)
 		cmocka_unit_test(test_owner_above_its_share_of_objects),
 		cmocka_unit_test(test_objects_of_others_stay),
 		cmocka_unit_test(test_holds_are_bounded),
+		cmocka_unit_test(test_object_that_its_owner_may_never_hold),
 		cmocka_unit_test(test_name_space_of_many_holds_is_swept),
 	};
 

@@ -365,7 +365,7 @@ STORE_STATUS_EXISTS = 1  # PUT: the store has an object with this key, which sta
 STORE_STATUS_NOT_FOUND = 2  # The name space has no object with this key.
 STORE_STATUS_BUSY = 3  # There is no room now; try again after wait_ms.
 # PUT: the value is larger than the store or the client's share of it. GET: the value, which has
-# length bytes, is larger than its ranges.
+# length bytes, is larger than its ranges. PIN, READ: the client may never hold so many bytes.
 STORE_STATUS_TOO_LARGE = 4
 STORE_STATUS_CORRUPT = 5  # The stored bytes are damaged; the object is removed.
 # The only holder of the object is gone, or its disk cannot be read; the object stays in the store

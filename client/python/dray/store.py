@@ -46,7 +46,7 @@ class Status(enum.IntEnum):
     EXISTS = 1  # put: there is an object with this key, which stays as it is
     NOT_FOUND = 2
     BUSY = 3  # there is no room now: try again after `wait` seconds
-    TOO_LARGE = 4  # larger than the store, the client's share of it, or the ranges of get
+    TOO_LARGE = 4  # larger than the store, the client's shares of it, or the ranges of get
     CORRUPT = 5
     LOST = 6
     NOT_TRIED = 7  # the batch ended before this key
