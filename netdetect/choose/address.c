@@ -89,6 +89,7 @@ static int kind_rank(const struct nd_links *l, const struct nd_link *link, const
 	case ND_LINK_DUMMY:
 		return 1;
 	case ND_LINK_LOOPBACK:
+	case ND_LINK_VRF:
 	case ND_LINK_OTHER:
 		break;
 	}

@@ -102,7 +102,7 @@ static void rate_route(struct pair *p, const struct nd_gid *g, const char *remot
 	struct nd_next_hop hop;
 	bool same;
 
-	if (nd_route_to(p->s, links, &p->remote->gid, &g->gid, &hop) < 0) {
+	if (nd_route_to(p->s, links, &p->remote->gid, &g->gid, g->ifindex, &hop) < 0) {
 		set_result(p, false, "no route to %s", remote);
 		return;
 	}

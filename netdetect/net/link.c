@@ -5,6 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* A port of a bond, which is one of a bridge, which is one of a VRF. */
+#define MASTERS_MAX 4
+
 const char *nd_link_kind_name(enum nd_link_kind k)
 {
 	static const char *const names[] = {
@@ -12,7 +15,8 @@ const char *nd_link_kind_name(enum nd_link_kind k)
 		[ND_LINK_BOND] = "bond",       [ND_LINK_VLAN] = "vlan",
 		[ND_LINK_MACVLAN] = "macvlan", [ND_LINK_VETH] = "veth",
 		[ND_LINK_BRIDGE] = "bridge",   [ND_LINK_TUNNEL] = "tunnel",
-		[ND_LINK_DUMMY] = "dummy",     [ND_LINK_OTHER] = "other",
+		[ND_LINK_DUMMY] = "dummy",     [ND_LINK_VRF] = "vrf",
+		[ND_LINK_OTHER] = "other",
 	};
 
 	return k < DRAY_ARRAY_SIZE(names) ? names[k] : "other";
@@ -38,6 +42,16 @@ const struct nd_link *nd_link_by_index(const struct nd_links *l, int ifindex)
 	return l->n_links ?
 		       bsearch(&ifindex, l->links, l->n_links, sizeof(*l->links), compare_index) :
 		       NULL;
+}
+
+const struct nd_link *nd_link_vrf(const struct nd_links *l, int ifindex)
+{
+	const struct nd_link *link = nd_link_by_index(l, ifindex);
+
+	for (int depth = 0; link && link->kind != ND_LINK_VRF; depth++)
+		link = depth < MASTERS_MAX && link->master ? nd_link_by_index(l, link->master) :
+							     NULL;
+	return link;
 }
 
 const struct nd_link *nd_link_by_name(const struct nd_links *l, const char *name)

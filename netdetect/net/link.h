@@ -18,6 +18,7 @@ enum nd_link_kind {
 	ND_LINK_BRIDGE, /* bridge or openvswitch */
 	ND_LINK_TUNNEL, /* vxlan, geneve, gre, ipip, sit, wireguard, tun, ... */
 	ND_LINK_DUMMY,
+	ND_LINK_VRF, /* its ports are routed by a table of their own */
 	ND_LINK_OTHER,
 };
 const char *nd_link_kind_name(enum nd_link_kind k);
@@ -27,7 +28,7 @@ struct nd_link {
 	char name[IFNAMSIZ];
 	enum nd_link_kind kind;
 	char kind_text[16]; /* IFLA_INFO_KIND, "" if none */
-	int master;         /* ifindex of its bond or bridge; 0: none */
+	int master;         /* ifindex of its bond, bridge or VRF; 0: none */
 	int lower; /* ifindex of the link below (VLAN, MACVLAN); 0: none, or in another namespace */
 	uint32_t vlan; /* VLAN id; 0: none */
 	uint32_t mtu;
@@ -78,6 +79,8 @@ void nd_links_deinit(struct nd_links *l);
 
 /* NULL: none. */
 const struct nd_link *nd_link_by_index(const struct nd_links *l, int ifindex);
+/* The VRF of the link, or of the bond or bridge above it; NULL: none. */
+const struct nd_link *nd_link_vrf(const struct nd_links *l, int ifindex);
 const struct nd_link *nd_link_by_name(const struct nd_links *l, const char *name);
 
 /*
@@ -106,7 +109,8 @@ struct nd_next_hop {
 
 /*
  * How packets from one address to another leave this host: asks the kernel (RTM_GETROUTE), or looks in the routes of
- * a recorded machine (longest prefix, then lowest metric). 0, -ENETUNREACH, or another -errno.
+ * a recorded machine (longest prefix, then lowest metric), without those of VRFs. ifindex: the netdev of `from`, whose VRF routes them;
+ * 0: none does. 0, -ENETUNREACH, or another -errno.
  */
 int nd_route_to(const struct nd_source *s, const struct nd_links *l, const struct in6_addr *to,
-		const struct in6_addr *from, struct nd_next_hop *ret);
+		const struct in6_addr *from, int ifindex, struct nd_next_hop *ret);

@@ -37,6 +37,7 @@ static enum nd_link_kind kind_of(const char *text, unsigned type)
 		{ "wireguard", ND_LINK_TUNNEL }, { "tun", ND_LINK_TUNNEL },
 		{ "xfrm", ND_LINK_TUNNEL },      { "ppp", ND_LINK_TUNNEL },
 		{ "ipoib", ND_LINK_DEVICE },     { "netkit", ND_LINK_VETH },
+		{ "vrf", ND_LINK_VRF },
 	};
 
 	if (type == ARPHRD_LOOPBACK)

@@ -146,7 +146,7 @@ int nd_path_open(struct nd_path *p, const struct dray_addr *to)
 		return -errno;
 	dray_addr_set_port(&p->from, 0);
 	here = dray_addr_in6(&p->from);
-	r = nd_route_to(&ND_SOURCE_LIVE, NULL, &there, &here, &hop);
+	r = nd_route_to(&ND_SOURCE_LIVE, NULL, &there, &here, 0, &hop);
 	if (r < 0)
 		return r;
 	if (!if_indextoname((unsigned)hop.ifindex, p->interface))

@@ -104,12 +104,12 @@ static void kinds_of_links(void **state)
 	static const struct {
 		const char *kind;
 		enum nd_link_kind want;
-	} cases[] = { { NULL, ND_LINK_DEVICE },           { "bond", ND_LINK_BOND },
-		      { "veth", ND_LINK_VETH },           { "bridge", ND_LINK_BRIDGE },
-		      { "vxlan", ND_LINK_TUNNEL },        { "wireguard", ND_LINK_TUNNEL },
-		      { "macvlan", ND_LINK_MACVLAN },     { "vlan", ND_LINK_VLAN },
-		      { "ipoib", ND_LINK_DEVICE },        { "netkit", ND_LINK_VETH },
-		      { "never-heard-of", ND_LINK_OTHER } };
+	} cases[] = { { NULL, ND_LINK_DEVICE },       { "bond", ND_LINK_BOND },
+		      { "veth", ND_LINK_VETH },       { "bridge", ND_LINK_BRIDGE },
+		      { "vxlan", ND_LINK_TUNNEL },    { "wireguard", ND_LINK_TUNNEL },
+		      { "macvlan", ND_LINK_MACVLAN }, { "vlan", ND_LINK_VLAN },
+		      { "ipoib", ND_LINK_DEVICE },    { "netkit", ND_LINK_VETH },
+		      { "vrf", ND_LINK_VRF },         { "never-heard-of", ND_LINK_OTHER } };
 	struct nd_links l = { 0 };
 
 	for (size_t i = 0; i < DRAY_ARRAY_SIZE(cases); i++) {
