@@ -207,8 +207,8 @@ $(SIMULATED_DRIVER): tests/gpu/simulated_driver.c tests/gpu/driver.h $(B)/flags
 $(O)/tests/unit/%.o: CFLAGS_own := -Wno-null-dereference
 # It has no memory for packets at times.
 $(B)/tests/unit/test_worker: LIBS_test += -Wl,--wrap=packet_new
-# It counts what is ranked.
-$(B)/tests/unit/test_segments: LIBS_test += -Wl,--wrap=preferred_rank
+# It counts what is ranked, and the segments that are asked whether they may go.
+$(B)/tests/unit/test_segments: LIBS_test += -Wl,--wrap=preferred_rank,--wrap=segment_may_go
 # It has no DMA-BUF, and maps a file as one.
 $(B)/tests/unit/test_region: LIBS_test += -Wl,--wrap=extents_map
 # It counts the remotes that are dropped.

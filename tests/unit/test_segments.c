@@ -76,6 +76,19 @@ int __wrap_preferred_rank(const struct preferred_facts *f, struct candidate **re
 	return __real_preferred_rank(f, ret, ret_n);
 }
 
+/* --- how often it was asked whether a segment may go, by --wrap ----------------------------------- */
+
+static unsigned n_examined;
+
+bool __real_segment_may_go(const struct segment *s);
+bool __wrap_segment_may_go(const struct segment *s);
+
+bool __wrap_segment_may_go(const struct segment *s)
+{
+	n_examined++;
+	return __real_segment_may_go(s);
+}
+
 /* --- an agent ------------------------------------------------------------------------------------- */
 
 /* The placement part of an agent. */
@@ -407,6 +420,64 @@ static void test_hints_wait_for_room(void **state)
 	agent_close(&a);
 }
 
+/* Of the names NETWORK.0.1 to NETWORK.0.n, from number `first` on. */
+static char **names_make(const char *network, unsigned first, unsigned n)
+{
+	char **v = calloc(n, sizeof(*v)), name[32];
+
+	assert_non_null(v);
+	for (unsigned i = 0; i < n; i++) {
+		snprintf(name, sizeof(name), "%s.%u.%u:1", network, (first + i) / 250,
+			 (first + i) % 250 + 1);
+		v[i] = strdup(name);
+		assert_non_null(v[i]);
+	}
+	return v;
+}
+
+static void names_free(char **v, unsigned n)
+{
+	for (unsigned i = 0; i < n; i++)
+		free(v[i]);
+	free(v);
+}
+
+/* Above the limit each one costs the same, however many there are that have to stay; one that need not goes first. */
+static void test_many_above_the_limit(void **state)
+{
+	enum { N = 1000 };
+	char **v = names_make("198.18", 0, N);
+	struct segments_totals totals;
+	struct agent a;
+
+	agent_open(&a, &(struct content){ .preferred = "" });
+	give_hint(&a, "model", "192.0.2.1:1");
+	a.cfg.segment.known = (struct dray_strv){ .v = v, .n = N };
+	n_examined = 0;
+	segments_reload(a.segments);
+	segments_totals(a.segments, &totals);
+	assert_int_equal(totals.known, N + 1);
+	assert_true(n_examined < 16 * N);
+	/* nor does one that a hint names make room */
+	assert_true(is_known(&a, "192.0.2.1:1"));
+	/* those that the configuration does not name any more make room */
+	names_free(v, N);
+	v = names_make("198.18", N, 1);
+	a.cfg.segment.known = (struct dray_strv){ .v = v, .n = 1 };
+	segments_reload(a.segments);
+	segments_totals(a.segments, &totals);
+	assert_int_equal(totals.known, N + 2);
+	names_free(v, 1);
+	v = names_make("198.18", N + 1, 1);
+	a.cfg.segment.known.v = v;
+	segments_reload(a.segments);
+	segments_totals(a.segments, &totals);
+	assert_int_equal(totals.known, N + 2);
+	assert_false(is_known(&a, "198.18.0.1:1"));
+	names_free(v, 1);
+	agent_close(&a);
+}
+
 /* However many segments hints name, the choice examines those that can be chosen. */
 static void test_hints_for_other_scopes_cost_nothing(void **state)
 {
@@ -645,6 +716,7 @@ int main(void)
 						tear_down),
 		cmocka_unit_test_setup_teardown(test_dead_hints_delay_no_preferred, set_up,
 						tear_down),
+		cmocka_unit_test_setup_teardown(test_many_above_the_limit, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_hints_for_other_scopes_cost_nothing, set_up,
 						tear_down),
 	};

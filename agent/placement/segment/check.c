@@ -33,6 +33,14 @@ static bool is_minor(const struct segment *s)
 	       !(s->sources & (SEGMENT_CONFIG | SEGMENT_LISTENER | SEGMENT_PEER));
 }
 
+bool segment_may_go(const struct segment *s)
+{
+	if (s->check == SEGMENT_CHECK_SELF || s->local || s->named_preferred)
+		return false;
+	return (!s->sources && s->state != DMSG_SEGMENT_STATE_READY) ||
+	       s->sources == SEGMENT_MASTER;
+}
+
 /* A master reports an address of the transfer engine that differs from the name. */
 static bool has_endpoint(const struct segment *s)
 {
@@ -149,6 +157,7 @@ void segment_set_state(struct segment *s, enum dmsg_segment_state state, bool ve
 		return;
 	ss->renamed |= state == DMSG_SEGMENT_STATE_READY && (s->sources & SEGMENT_LISTENER);
 	s->state = state;
+	segment_spare(s);
 	s->since_ns = dray_now().ns;
 	ss->totals.by_state[old]--;
 	ss->totals.by_state[state]++;
@@ -291,6 +300,7 @@ void segment_recheck(struct segment *s)
 			"not probed: neither on this node nor configured, hinted or used");
 		break;
 	}
+	segment_spare(s);
 	segments_decide_soon(ss);
 }
 

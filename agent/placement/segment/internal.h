@@ -58,11 +58,13 @@ struct segment {
 	struct dray_list foreground; /* of segments that may be preferred */
 	struct dray_list own;        /* of segments of this node that more than hints mention */
 	struct dray_list unsaved;    /* of segments whose row is written after the next decision */
-	unsigned sources;            /* enum segment_source */
-	bool was_hinted;             /* a hint named it, at any time */
-	bool of_hints;               /* counted in segments.n_of_hints */
-	struct hint_share *share;    /* where it is counted, too; NULL: nowhere */
-	bool named_preferred;        /* segment.preferred or the environment names it */
+	struct dray_list
+		spare; /* of all for which segment_may_go() holds, and of some for which it held */
+	unsigned sources;         /* enum segment_source */
+	bool was_hinted;          /* a hint named it, at any time */
+	bool of_hints;            /* counted in segments.n_of_hints */
+	struct hint_share *share; /* where it is counted, too; NULL: nowhere */
+	bool named_preferred;     /* segment.preferred or the environment names it */
 
 	/* targets by source; NULL: none */
 	struct probe_target *configured, *listener, *restored;
@@ -130,7 +132,7 @@ struct segments {
 	struct locality locality;
 	struct dray_map by_name, hosts_by_name; /* struct segment, struct host */
 	struct dray_map shares;                 /* struct hint_share by owner */
-	struct dray_list all, foreground, own, unsaved, hosts;
+	struct dray_list all, foreground, own, unsaved, spare, hosts;
 	size_t n, n_lookups;
 	size_t n_of_hints; /* of n: those that hints named and no other source mentions */
 	struct master_entry masters[MASTER_SLOTS];
@@ -164,6 +166,8 @@ struct segment *segment_find(const struct segments *ss, const char *name);
  */
 struct segment *segment_ensure(struct segments *ss, const char *name, enum segment_source source);
 void segment_remove(struct segment *s);
+/* After a change that segment_may_go() depends on: the segment makes room for others if that is needed. */
+void segment_spare(struct segment *s);
 /* After a change of its sources: counts it for hints, or not any more. */
 void segment_count(struct segment *s);
 /* Sets a string of a segment; NULL clears it. Without memory it is cleared. */
@@ -192,6 +196,8 @@ void shares_free(struct segments *ss);
 
 /* --- check.c --- */
 
+/* No source mentions it, or a master alone, and it is not in use on this node. */
+bool segment_may_go(const struct segment *s);
 /* After any news of the segment: decides how its state is learned, and applies what is known. */
 void segment_recheck(struct segment *s);
 void segment_set_state(struct segment *s, enum dmsg_segment_state state, bool verified,

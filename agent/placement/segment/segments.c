@@ -113,6 +113,7 @@ int segments_new(struct segments **ret, const struct segments_deps *deps, struct
 	dray_list_init(&ss->foreground);
 	dray_list_init(&ss->own);
 	dray_list_init(&ss->unsaved);
+	dray_list_init(&ss->spare);
 	dray_list_init(&ss->hosts);
 	dray_map_init(&ss->by_name);
 	dray_map_init(&ss->hosts_by_name);

@@ -40,32 +40,31 @@ static struct segment *segment_new(struct segments *ss, const char *name)
 	dray_list_init(&s->own);
 	dray_list_init(&s->unsaved);
 	dray_list_init(&s->of_host);
+	dray_list_init(&s->spare);
 	if (!s->name)
 		return segment_free(s);
 	dray_map_add(&ss->by_name, &s->by_name, s->name, strlen(s->name));
 	return s;
 }
 
-/* Segments without a source, or that only a master lists, and that are not in use on this node. */
-static bool may_go(const struct segment *s)
+void segment_spare(struct segment *s)
 {
-	if (s->check == SEGMENT_CHECK_SELF || s->local || s->named_preferred)
-		return false;
-	return (!s->sources && s->state != DMSG_SEGMENT_STATE_READY) ||
-	       s->sources == SEGMENT_MASTER;
+	if (dray_list_empty(&s->spare) && segment_may_go(s))
+		dray_list_add(&s->ss->spare, &s->spare);
 }
 
-/* Removes the oldest such segment. False: there is none. */
-static bool make_room(struct segments *ss)
+/* Removes the segment that may go since the longest time, if there is one. */
+static void make_room(struct segments *ss)
 {
-	dray_list_for_each(&ss->all, s, struct segment, link) {
-		if (!may_go(s))
-			continue;
-		state_drop_segment(ss->deps.state, s->name);
-		segment_remove(s);
-		return true;
-	}
-	return false;
+	struct segment *s;
+
+	while ((s = dray_list_pop(&ss->spare, struct segment, spare)))
+		if (segment_may_go(s))
+			break;
+	if (!s)
+		return;
+	state_drop_segment(ss->deps.state, s->name);
+	segment_remove(s);
 }
 
 void segment_count(struct segment *s)
@@ -75,6 +74,7 @@ void segment_count(struct segment *s)
 
 	s->was_hinted |= s->sources & SEGMENT_HINT;
 	counts = s->was_hinted && !(s->sources & ~(unsigned)SEGMENT_HINT);
+	segment_spare(s);
 	if (counts == s->of_hints)
 		return;
 	s->of_hints = counts;
@@ -118,6 +118,7 @@ struct segment *segment_ensure(struct segments *ss, const char *name, enum segme
 	if (!s)
 		return NULL;
 	dray_list_add(&ss->all, &s->link);
+	segment_spare(s);
 	ss->n++;
 	ss->totals.by_state[s->state]++;
 	if (hints_names(ss->deps.hints, name, NULL))
@@ -139,6 +140,7 @@ void segment_remove(struct segment *s)
 	dray_list_del(&s->foreground);
 	dray_list_del(&s->own);
 	dray_list_del(&s->unsaved);
+	dray_list_del(&s->spare);
 	segment_leave_host(s);
 	watch_free(s->watch);
 	segment_free(s);
