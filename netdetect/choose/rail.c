@@ -23,6 +23,7 @@ struct pair {
 	const struct nd_port *port;
 	const struct nd_remote_port *remote;
 	struct nd_rail *rail;
+	int *error; /* takes that of a route that could not be asked for */
 };
 
 __attribute__((format(printf, 3, 4))) static void set_result(struct pair *p, bool reachable,
@@ -100,9 +101,12 @@ static void rate_route(struct pair *p, const struct nd_gid *g, const char *remot
 {
 	const struct nd_links *links = p->links;
 	struct nd_next_hop hop;
+	int r = nd_route_to(p->s, links, &p->remote->gid, &g->gid, g->ifindex, &hop);
 	bool same;
 
-	if (nd_route_to(p->s, links, &p->remote->gid, &g->gid, g->ifindex, &hop) < 0) {
+	if (r < 0) {
+		if (r != -ENETUNREACH)
+			*p->error = r;
 		set_result(p, false, "no route to %s", remote);
 		return;
 	}
@@ -220,6 +224,7 @@ int nd_rails_to(const struct nd_source *s, const struct nd_links *links,
 {
 	struct nd_rail *v;
 	size_t n = 0;
+	int error = 0;
 
 	for (size_t i = 0; i < devices->n; i++)
 		n += devices->v[i].n_ports * n_ports;
@@ -234,8 +239,13 @@ int nd_rails_to(const struct nd_source *s, const struct nd_links *links,
 							 .port = (uint16_t)k,
 							 .remote = (uint16_t)m };
 				rate(&(struct pair){ s, links, &devices->v[i],
-						     &devices->v[i].ports[k], &ports[m], &v[n] });
+						     &devices->v[i].ports[k], &ports[m], &v[n],
+						     &error });
 			}
+	if (error < 0) {
+		free(v);
+		return error;
+	}
 	qsort(v, n, sizeof(*v), by_score);
 	*ret = v;
 	*ret_n = n;

@@ -35,7 +35,8 @@ struct lab {
 	struct worker_pool pool;
 	struct rails *rails;
 	struct nd_scan *scan;
-	uint64_t routes_hash; /* of the next scan */
+	uint64_t routes_hash;    /* of the next scan */
+	_Atomic int match_error; /* of the next matches */
 
 	/* messages to workers and peers */
 	struct transport_message told[TOLD_MAX];
@@ -503,6 +504,8 @@ int nd_rails_to(const struct nd_source *s, const struct nd_links *links,
 	(void)s;
 	(void)links;
 	(void)ports;
+	if (lab->match_error)
+		return lab->match_error;
 	*ret = calloc(RAILS_MAX, sizeof(**ret));
 	for (size_t i = 0; i < n; i++)
 		for (uint16_t port = 0; port < devices->v[i].n_ports; port++) {

@@ -5,9 +5,11 @@
 #include "netdetect/choose/rail.h"
 
 #include <arpa/inet.h>
+#include <errno.h>
 #include <linux/rtnetlink.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "tests/unit/cm.h"
 
@@ -263,6 +265,24 @@ static void port_that_is_down(void **state)
 	says(&rails[0], "DOWN");
 }
 
+/* A process without descriptors cannot ask the kernel, which says nothing about the route. */
+static void routes_that_cannot_be_asked_for(void **state)
+{
+	struct nd_remote_port peer = roce("::ffff:10.1.0.9", ND_GID_ROCE_V2);
+	struct rlimit before, none;
+
+	eth0_with_subnet();
+	assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+	none = before;
+	none.rlim_cur = 0;
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+	assert_int_equal(nd_rails_to(&ND_SOURCE_LIVE, &rig.scan.links, &rig.scan.devices, &peer, 1,
+				     &rails, &n_rails),
+			 -EMFILE);
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+	assert_null(rails);
+}
+
 /* --- InfiniBand ----------------------------------------------------------------------------------------- */
 
 static struct nd_remote_port infiniband(const char *gid, uint64_t subnet, uint16_t pkey)
@@ -404,6 +424,7 @@ int main(void)
 		TEST(rails_that_cannot_reach_each_other),
 		TEST(by_gateway),
 		TEST(without_a_route),
+		TEST(routes_that_cannot_be_asked_for),
 		TEST(through_its_bond),
 		TEST(through_a_vlan),
 		TEST(other_roce_version),

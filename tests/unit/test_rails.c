@@ -870,6 +870,36 @@ static void test_nothing_has_changed(void **state)
 	assert_int_equal(lab->ports, ports + 3);
 }
 
+/* Routes cannot be asked for: paths stay while both their ends do, and the match is tried again although nothing happens. */
+static void test_match_fails(void **state)
+{
+	struct path *path;
+
+	see(1, 1, 3);
+	UNTIL(IS(0, "up"));
+	meet(1);
+	say(RDMA_WANTED, 0, 0);
+	UNTIL(lab->n_asked == 3);
+	path = only_path();
+	lab->match_error = -EMFILE;
+	lab->routes_hash++;
+	see(1, 1, 3);
+	UNTIL(!is_matching());
+	assert_ptr_equal(only_path(), path);
+	assert_true(path->active);
+	assert_string_equal(path_text(), "connecting: same subnet");
+	assert_int_equal(lab->closes, 0);
+	lab->match_error = 0;
+	UNTIL(!is_matching() && !path->peer->match_error);
+	assert_true(path->active);
+	/* one whose other end is gone does not stay */
+	lab->match_error = -EMFILE;
+	announce(0, 0);
+	assert_false(path->active);
+	lab->match_error = 0;
+	part();
+}
+
 /* A path that was given up goes and comes back while a former queue pair is left: it is used at once. */
 static void test_path_returns(void **state)
 {
@@ -1315,6 +1345,7 @@ int main(void)
 						teardown),
 		TEST(path_moves_nothing),
 		TEST(nothing_has_changed),
+		TEST(match_fails),
 		TEST(path_returns),
 		TEST(completion_queue_short),
 		TEST(completion_queue_full),

@@ -224,6 +224,7 @@ struct rail_peer {
 	struct nd_rail *found;
 	size_t n_found;
 	int match_error;
+	uint32_t match_fails; /* in a row */
 	struct dray_job job;
 };
 
@@ -292,7 +293,7 @@ struct rails {
 int64_t rails_now(struct rails *r);
 void traffic_add(struct rails_traffic *t, const struct rdma_counters *c);
 void rails_timer(struct rails *r, int64_t when_ns);
-/* connect_peer() runs at this time, or earlier. */
+/* paths_retry() runs at this time, or earlier. */
 void rails_retry(struct rail_peer *peer, int64_t when_ns);
 int64_t rails_backoff(struct rails *r, uint32_t fails);
 /* NULL: unknown. */
@@ -443,6 +444,8 @@ void rail_peer_free(struct rail_peer *peer);
 void rail_peer_check(struct rail_peer *peer);
 /* Tells the peers the rails here, unless they know them. anew: what reaches a peer may have changed, so matches its paths. */
 void paths_refresh(struct rails *r, bool anew);
+/* A pause is over: matches the paths again if that failed, else creates queue pairs. */
+void paths_retry(struct rail_peer *peer);
 
 /* --- connect.c --- */
 /* Creates the queue pairs that the peer's paths lack and workers want. */

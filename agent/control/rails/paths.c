@@ -220,6 +220,33 @@ static unsigned choose(struct rail_peer *peer)
 	return n;
 }
 
+static bool is_matched(const struct rail_peer *peer, const struct pmsg_port *to)
+{
+	for (uint32_t i = 0; i < peer->n_ports; i++)
+		if (!memcmp(&peer->matched[i], to, sizeof(*to)))
+			return true;
+	return false;
+}
+
+/* The rails could not be matched. Returns the number of paths that stay: both their ends are still there. */
+static unsigned keep(struct rail_peer *peer)
+{
+	unsigned n = 0;
+
+	dray_list_for_each(&peer->paths, path, struct path, link) {
+		path->active = path->was_active && path->rail->state == RAIL_UP &&
+			       is_matched(peer, &path->to);
+		n += path->active;
+	}
+	return n;
+}
+
+/* The last match has failed. How one that is under way ends is not known yet. */
+static bool match_failed(const struct rail_peer *peer)
+{
+	return !peer->matching && peer->match_error < 0;
+}
+
 static void log_no_path(struct rail_peer *peer, unsigned n)
 {
 	const char *why = peer->n_found ? peer->found[0].reason :
@@ -261,6 +288,7 @@ static void match(struct rail_peer *peer);
 static void match_done(struct dray_job *j)
 {
 	struct rail_peer *peer = dray_container_of(j, struct rail_peer, job);
+	struct rails *r = peer->rails;
 	unsigned n;
 
 	peer->matching = false;
@@ -268,22 +296,25 @@ static void match_done(struct dray_job *j)
 		rail_peer_check(peer);
 		return;
 	}
-	if (peer->match_error < 0) {
-		log_of_peer(
-			peer->rails->deps.peers, peer->handle, DRAY_LOG_WARNING, AREA,
-			"the rails of both agents cannot be matched: %s, ignoring peer=%" PRIx64,
-			dray_errno_text(peer->match_error), peer->handle);
-		peer->n_found = 0;
-	}
 	dray_list_for_each(&peer->paths, path, struct path, link) {
 		path->was_active = path->active;
 		path->active = false;
 	}
-	n = choose(peer);
+	if (match_failed(peer)) {
+		n = keep(peer);
+		rails_retry(peer, rails_now(r) + rails_backoff(r, ++peer->match_fails));
+		log_of_peer(r->deps.peers, peer->handle, DRAY_LOG_WARNING, AREA,
+			    "the rails of both agents cannot be matched now: %s; keeping %u paths, "
+			    "trying again peer=%" PRIx64,
+			    dray_errno_text(peer->match_error), n, peer->handle);
+	} else {
+		n = choose(peer);
+		peer->match_fails = 0;
+		log_no_path(peer, n);
+	}
 	dray_list_for_each(&peer->paths, path, struct path, link)
 		if (path->active && !path->was_active)
 			path_return(path);
-	log_no_path(peer, n);
 	dray_list_for_each(&peer->qps, q, struct qp, link)
 		if (!q->path->active)
 			connect_lose(q);
@@ -347,10 +378,17 @@ void paths_refresh(struct rails *r, bool anew)
 			continue;
 		if (!peer->segment)
 			tell_ports(peer);
-		/* how a match that is under way ends is not known yet */
-		if (anew || (!peer->matching && peer->match_error < 0))
+		if (anew || match_failed(peer))
 			match(peer);
 	}
+}
+
+void paths_retry(struct rail_peer *peer)
+{
+	if (match_failed(peer))
+		match(peer);
+	else
+		connect_peer(peer);
 }
 
 /* NULL: no memory. */

@@ -315,7 +315,7 @@ static int on_timer(sd_event_source *source, uint64_t usec, void *arg)
 		struct rail_peer *peer = dray_container_of(first, struct rail_peer, retry);
 
 		dray_heap_del(&r->retries, first);
-		connect_peer(peer);
+		paths_retry(peer);
 	}
 	if (first)
 		rails_timer(r, first->key);
