@@ -219,8 +219,8 @@ $(B)/tests/unit/test_detect: LIBS_test += -Wl,--wrap=nd_scan_run
 $(B)/tests/unit/test_nd_verbs: LIBS_test += $(addprefix -Wl$(,)--wrap=,ibv_get_device_list ibv_free_device_list ibv_get_device_name \
 	ibv_open_device ibv_close_device ibv_query_port ibv_query_pkey _ibv_query_gid_table ibv_alloc_pd ibv_dealloc_pd ibv_create_ah \
 	ibv_destroy_ah)
-# It counts the regions that are looked at.
-$(B)/tests/unit/test_rails $(B)/tests/unit/tsan_rails: LIBS_test += -Wl,--wrap=rail_regions_check
+# It counts the regions that are looked at, and its devices have events.
+$(B)/tests/unit/test_rails $(B)/tests/unit/tsan_rails: LIBS_test += -Wl,--wrap=rail_regions_check,--wrap=ibv_get_async_event,--wrap=ibv_ack_async_event
 # Any other program of tests/: tests/unit/test_rings.c becomes build/asan/tests/unit/test_rings.
 # Fuzzers use neither drayctl nor libdray, and TSan programs do not use drayctl, so these variants do not build them.
 TEST_ARCHIVES := $(filter-out $(if $(filter tsan fuzz coverage,$(VARIANT)),$(B)/libctl.a) $(if $(filter fuzz coverage,$(VARIANT)),$(B)/libclient.a),$(ARCHIVES))

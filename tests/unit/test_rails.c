@@ -90,6 +90,42 @@ static void test_open_fails_and_then_succeeds(void **state)
 	assert_int_equal(dev.contexts, 1);
 }
 
+int __wrap_ibv_get_async_event(struct ibv_context *c, struct ibv_async_event *e);
+void __wrap_ibv_ack_async_event(struct ibv_async_event *e);
+
+/* The descriptor has the type of the event, plus 1. */
+int __wrap_ibv_get_async_event(struct ibv_context *c, struct ibv_async_event *e)
+{
+	uint64_t type;
+
+	if (read(c->async_fd, &type, sizeof(type)) != sizeof(type))
+		return -1;
+	*e = (struct ibv_async_event){ .event_type = (enum ibv_event_type)(type - 1) };
+	return 0;
+}
+
+void __wrap_ibv_ack_async_event(struct ibv_async_event *e)
+{
+}
+
+/* No queue pair gets the completion queue again: the device is closed and opened. */
+static void test_completion_queue_fails(void **state)
+{
+	uint64_t event = IBV_EVENT_CQ_ERR + 1;
+	struct device *d;
+
+	see(1, 1, 3);
+	UNTIL(IS(0, "up"));
+	d = dray_list_first(&lab->rails->devices, struct device, link);
+	assert_int_equal(write(d->context->async_fd, &event, sizeof(event)), sizeof(event));
+	UNTIL(told(RDMA_RAIL_DOWN) == 1);
+	assert_true(IS(0, "closing"));
+	say(RDMA_RAIL_GONE, 0, 0);
+	UNTIL(IS(0, "up"));
+	assert_int_equal(told(RDMA_RAIL_UP), 2);
+	assert_int_equal(dev.contexts, 1);
+}
+
 static void test_device_removed_and_added(void **state)
 {
 	struct region_view *v = view_new(REGION(1), 0x10000, 1 << 20, DMSG_ACCESS_ALL);
@@ -1320,6 +1356,7 @@ int main(void)
 		TEST(up_and_down),
 		TEST(disabled),
 		TEST(open_fails_and_then_succeeds),
+		TEST(completion_queue_fails),
 		TEST(device_removed_and_added),
 		TEST(slices),
 		TEST(first_parts),

@@ -171,6 +171,9 @@ static void handle_event(struct device *d, const struct ibv_async_event *e)
 	/* netdetect's monitor reports ports that come up and changes of GIDs and P_Keys */
 	if (e->event_type == IBV_EVENT_DEVICE_FATAL) {
 		device_lost(d, "the device reports a fatal error");
+	} else if (e->event_type == IBV_EVENT_CQ_ERR) {
+		/* it completes nothing any more, and all queue pairs of a worker and rail would get it again */
+		device_lost(d, "a completion queue has failed");
 	} else if (e->event_type == IBV_EVENT_PORT_ERR) {
 		dray_list_for_each(&d->used_by, rail, struct rail, device_link) {
 			if (rail->port != (uint32_t)e->element.port_num || !rail->usable)
