@@ -36,7 +36,7 @@
 /* --- the agent's loop --------------------------------------------------------------------------- */
 
 /* Orders from the test to the loop. */
-enum order { ORDER_NONE, ORDER_ANSWER, ORDER_COUNT, ORDER_FLUSH, ORDER_QUIT };
+enum order { ORDER_NONE, ORDER_ANSWER, ORDER_COUNT, ORDER_FLUSH, ORDER_HOLD, ORDER_QUIT };
 
 static struct {
 	char dir[CM_DIR_BYTES];
@@ -60,7 +60,12 @@ static int obey(sd_event_source *s, int fd, uint32_t revents, void *arg)
 		its.cancels = !dray_list_empty(&fake.agent.cancels);
 	else if (its.order == ORDER_FLUSH)
 		fake.agent.bus_signals->flush(fake.agent.bus);
-	else
+	else if (its.order == ORDER_HOLD) {
+		eventfd_write(its.done_fd, 1);
+		/* until let_go() */
+		eventfd_read(fd, &v);
+		return 0;
+	} else
 		sd_event_exit(fake.agent.event, 0);
 	eventfd_write(its.done_fd, 1);
 	return 0;
@@ -73,6 +78,12 @@ static void order(enum order o)
 	its.order = o;
 	eventfd_write(its.order_fd, 1);
 	eventfd_read(its.done_fd, &v);
+}
+
+/* After ORDER_HOLD, which lets the loop do nothing. */
+static void let_go(void)
+{
+	eventfd_write(its.order_fd, 1);
 }
 
 static void *loop(void *arg)
@@ -852,6 +863,72 @@ static void long_lists_take_turns(void **state)
 	sd_bus_flush_close_unref(bus);
 }
 
+struct answers {
+	int n, long_list; /* which of the answers it was */
+};
+
+static int long_list_answered(sd_bus_message *m, void *arg, sd_bus_error *reterr)
+{
+	struct answers *a = arg;
+
+	assert_int_equal(rows_check(sd_bus_message_ref(m), dray_dbus_session_fields,
+				    DRAY_DBUS_SESSION_FIELD_N, see_setting),
+			 fake.n_sessions);
+	a->long_list = ++a->n;
+	return 0;
+}
+
+static int short_list_answered(sd_bus_message *m, void *arg, sd_bus_error *reterr)
+{
+	assert_false(sd_bus_message_is_method_error(m, NULL));
+	((struct answers *)arg)->n++;
+	return 0;
+}
+
+/* Calls that come behind that of a long list do not wait for the list. */
+static void calls_overtake_long_lists(void **state)
+{
+	sd_bus *bus = client(true);
+	struct answers a = { 0 };
+
+	fake.n_sessions = 40 * LISTED_PER_TURN;
+	get_string(bus, "State", "running");
+	order(ORDER_HOLD);
+	assert_true(sd_bus_call_method_async(bus, NULL, DRAY_DBUS_INTERFACE, DRAY_DBUS_PATH,
+					     DRAY_DBUS_INTERFACE, "ListSessions",
+					     long_list_answered, &a, "") >= 0);
+	assert_true(sd_bus_call_method_async(bus, NULL, DRAY_DBUS_INTERFACE, DRAY_DBUS_PATH,
+					     DRAY_DBUS_INTERFACE, "ListRegions",
+					     short_list_answered, &a, "") >= 0);
+	assert_true(sd_bus_flush(bus) >= 0);
+	let_go();
+	settle(bus, &a.n, 2);
+	assert_int_equal(a.long_list, 2);
+	sd_bus_flush_close_unref(bus);
+}
+
+/* A connection may have a few lists that are not made yet. */
+static void pending_lists_are_few(void **state)
+{
+	sd_bus *bus = client(true);
+	int counts[2] = { 0 };
+
+	fake.n_sessions = 40 * LISTED_PER_TURN;
+	get_string(bus, "State", "running");
+	order(ORDER_HOLD);
+	for (int i = 0; i < 8; i++)
+		assert_true(sd_bus_call_method_async(bus, NULL, DRAY_DBUS_INTERFACE, DRAY_DBUS_PATH,
+						     DRAY_DBUS_INTERFACE, "ListSessions",
+						     count_answer, counts, "") >= 0);
+	assert_true(sd_bus_flush(bus) >= 0);
+	let_go();
+	while (counts[0] + counts[1] < 8)
+		if (sd_bus_process(bus, NULL) == 0)
+			assert_true(sd_bus_wait(bus, 5 * SECOND) > 0);
+	assert_in_range(counts[0], 4, 7);
+	sd_bus_flush_close_unref(bus);
+}
+
 static void clients_that_do_not_read_are_disconnected(void **state)
 {
 	sd_bus *slow = client(true), *other = client(true);
@@ -1096,6 +1173,8 @@ int main(void)
 		TEST(lists_have_the_keys_of_the_schema),
 		TEST(placement_is_listed),
 		TEST(long_lists_take_turns),
+		TEST(calls_overtake_long_lists),
+		TEST(pending_lists_are_few),
 		TEST(objects_are_found_later),
 		TEST(hints_are_put_and_forgotten),
 		TEST(health_asks_the_workers),

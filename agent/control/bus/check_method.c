@@ -28,7 +28,7 @@ static void fill_steps(struct dictionaries *d)
 			.remedy = n->remedy,
 		};
 
-		DICTIONARY_APPEND(d, check_step, &record);
+		DICTIONARY_KEEP(d, check_step, &record);
 	}
 }
 

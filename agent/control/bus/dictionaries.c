@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "agent/control/bus/internal.h"
@@ -54,45 +56,128 @@ const char *bus_text(const char *s, char buf[BUS_TEXT_BYTES])
 	return clean(s, buf, BUS_TEXT_BYTES);
 }
 
-static int field_append(struct dictionaries *d, const struct dray_dbus_field *f, const void *record)
-{
-	const void *member = (const char *)record + f->offset;
-	char text[TEXT_BYTES];
+/* A record in d->kept. The values follow, each a text with its NUL or a number of 8 bytes. */
+struct kept_record {
+	const struct dray_dbus_field *fields;
+	size_t n;
+};
 
-	d->bytes += FIELD_BYTES;
-	switch (*f->type) {
-	case 's':
-		clean(*(const char *const *)member, text, sizeof(text));
-		d->bytes += strlen(text);
-		return sd_bus_message_append(d->reply, "{sv}", f->key, "s", text);
-	case 'b':
-		return sd_bus_message_append(d->reply, "{sv}", f->key, "b", *(const bool *)member);
-	case 't':
-		return sd_bus_message_append(d->reply, "{sv}", f->key, "t",
-					     *(const uint64_t *)member);
-	default: /* u and i */
-		return sd_bus_message_append(d->reply, "{sv}", f->key, f->type,
-					     *(const uint32_t *)member);
-	}
-}
-
-void dictionary_append(struct dictionaries *d, const struct dray_dbus_field *fields, size_t n,
-		       const void *record)
+static void keep(struct dictionaries *d, const void *p, size_t n)
 {
+	size_t room = dray_max(d->kept_room, (size_t)TEXT_BYTES);
+	char *kept;
+
 	if (d->ret < 0)
 		return;
+	while (room - d->n_kept < n)
+		room *= 2;
+	if (room != d->kept_room) {
+		kept = realloc(d->kept, room);
+		if (!kept) {
+			d->ret = -ENOMEM;
+			return;
+		}
+		d->kept = kept;
+		d->kept_room = room;
+	}
+	memcpy(d->kept + d->n_kept, p, n);
+	d->n_kept += n;
+}
+
+static void value_keep(struct dictionaries *d, const struct dray_dbus_field *f, const void *member)
+{
+	char buf[TEXT_BYTES];
+	const char *text;
+	uint64_t number;
+
+	switch (*f->type) {
+	case 's':
+		text = clean(*(const char *const *)member, buf, sizeof(buf));
+		keep(d, text, strlen(text) + 1);
+		return;
+	case 'b':
+		number = *(const bool *)member;
+		break;
+	case 't':
+		number = *(const uint64_t *)member;
+		break;
+	default: /* u and i */
+		number = *(const uint32_t *)member;
+	}
+	keep(d, &number, sizeof(number));
+}
+
+static void take(struct dictionaries *d, void *ret, size_t n)
+{
+	memcpy(ret, d->kept + d->at, n);
+	d->at += n;
+}
+
+static int value_append(struct dictionaries *d, const struct dray_dbus_field *f)
+{
+	const char *text = d->kept + d->at;
+	uint64_t number;
+
+	d->bytes += FIELD_BYTES;
+	if (*f->type == 's') {
+		d->at += strlen(text) + 1;
+		d->bytes += strlen(text);
+		return sd_bus_message_append(d->reply, "{sv}", f->key, "s", text);
+	}
+	take(d, &number, sizeof(number));
+	if (*f->type == 't')
+		return sd_bus_message_append(d->reply, "{sv}", f->key, "t", number);
+	return sd_bus_message_append(d->reply, "{sv}", f->key, f->type, (uint32_t)number);
+}
+
+void dictionary_keep(struct dictionaries *d, const struct dray_dbus_field *fields, size_t n,
+		     const void *record)
+{
+	const struct kept_record r = { fields, n };
+
+	keep(d, &r, sizeof(r));
+	for (size_t i = 0; i < n; i++)
+		value_keep(d, &fields[i], (const char *)record + fields[i].offset);
+}
+
+bool dictionaries_append_kept(struct dictionaries *d)
+{
+	struct kept_record r;
+
+	if (d->ret < 0 || d->at == d->n_kept) {
+		d->at = d->n_kept = 0;
+		return false;
+	}
+	take(d, &r, sizeof(r));
 	d->ret = sd_bus_message_open_container(d->reply, 'a', "{sv}");
-	for (size_t i = 0; i < n && d->ret >= 0; i++)
-		d->ret = field_append(d, &fields[i], record);
+	for (size_t i = 0; i < r.n && d->ret >= 0; i++)
+		d->ret = value_append(d, &r.fields[i]);
 	if (d->ret >= 0)
 		d->ret = sd_bus_message_close_container(d->reply);
+	return true;
+}
+
+static void kept_free(struct dictionaries *d)
+{
+	free(d->kept);
+	d->kept = NULL;
+	d->n_kept = d->kept_room = d->at = 0;
+}
+
+void dictionaries_deinit(struct dictionaries *d)
+{
+	d->reply = sd_bus_message_unref(d->reply);
+	kept_free(d);
 }
 
 int dictionaries_append(struct dictionaries *d, dictionaries_fn *fn)
 {
-	d->ret = sd_bus_message_open_container(d->reply, 'a', "a{sv}");
+	fn(d);
 	if (d->ret >= 0)
-		fn(d);
+		d->ret = sd_bus_message_open_container(d->reply, 'a', "a{sv}");
+	while (dictionaries_append_kept(d))
+		;
+	kept_free(d);
 	if (d->ret >= 0)
 		d->ret = sd_bus_message_close_container(d->reply);
 	return d->ret;
@@ -112,13 +197,5 @@ int dictionaries_end(struct dictionaries *d, struct bus_conn *c)
 		d->ret = sd_bus_message_close_container(d->reply);
 	if (d->ret >= 0)
 		d->ret = bus_conn_send(c, d->reply, d->bytes);
-	d->reply = sd_bus_message_unref(d->reply);
 	return d->ret;
-}
-
-int dictionaries_reply(struct dictionaries *d, struct bus_conn *c, dictionaries_fn *fn)
-{
-	if (dictionaries_begin(d) >= 0)
-		fn(d);
-	return dictionaries_end(d, c);
 }

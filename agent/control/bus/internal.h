@@ -125,7 +125,7 @@ int bus_no_space(const char *space, const char *tenant, uint32_t uid, sd_bus_err
 
 /* --- long_lists.c --- */
 
-/* Leases, scopes and hints that one turn of the loop takes for long lists, in about 1 ms. A scope has up to 1,024 hints. */
+/* Records and scopes that one turn of the loop takes for lists, in about 1 ms. A scope has up to 1,024 hints. */
 #define LISTED_PER_TURN 256
 
 /* 0 or -errno. */
@@ -146,30 +146,38 @@ struct dictionaries {
 	const void *arg;                         /* of the function that fills the list */
 	int ret;                                 /* first error */
 	size_t bytes;                            /* estimate of the list's size */
+	char *kept;                              /* copies of records, appended up to `at` */
+	size_t n_kept, kept_room, at;
 };
 
-/* Appends the records of one list; reads the arguments of d->call. Errors go to d->ret. */
+/* Keeps the records of one list; reads the arguments of d->call. Errors go to d->ret. */
 typedef void dictionaries_fn(struct dictionaries *d);
 
-/* Appends the array that fn fills. 0, or the first error. */
+/* Appends the array that fn fills to d->reply. 0, or the first error. */
 int dictionaries_append(struct dictionaries *d, dictionaries_fn *fn);
 
 /* The array of a reply to d->call begins. 0, or < 0: dictionaries_end() follows either. */
 int dictionaries_begin(struct dictionaries *d);
 /* Sends the reply, unless there was an error. > 0, or the first error. */
 int dictionaries_end(struct dictionaries *d, struct bus_conn *c);
-/* Replies to d->call with the array that fn fills. > 0, or the first error. */
-int dictionaries_reply(struct dictionaries *d, struct bus_conn *c, dictionaries_fn *fn);
+/* long_lists.c: replies to d->call with the array that fn fills at once, in this turn of the loop or in later ones. > 0; < 0: there is no reply. */
+int list_reply(const struct dictionaries *d, struct bus_conn *c, dictionaries_fn *fn);
+/* Drops the reply and what is kept. */
+void dictionaries_deinit(struct dictionaries *d);
 
-/* Appends a record. Texts are cut at 4095 bytes, and bytes that are not UTF-8 become question marks. */
-void dictionary_append(struct dictionaries *d, const struct dray_dbus_field *fields, size_t n,
-		       const void *record);
+/*
+ * Keeps a copy of a record, which costs a small part of appending it. Texts are cut at 4095 bytes, and bytes that are not UTF-8 become
+ * question marks.
+ */
+void dictionary_keep(struct dictionaries *d, const struct dray_dbus_field *fields, size_t n,
+		     const void *record);
+/* Appends the first record that is kept. False: there is none, or there was an error. */
+bool dictionaries_append_kept(struct dictionaries *d);
 
 /* name: of the record in the schema. record: a struct dray_dbus_NAME. */
-#define DICTIONARY_APPEND(d, name, record)                            \
-	dictionary_append(d, dray_dbus_##name##_fields,               \
-			  DRAY_ARRAY_SIZE(dray_dbus_##name##_fields), \
-			  (const struct dray_dbus_##name *){ record })
+#define DICTIONARY_KEEP(d, name, record)                                                          \
+	dictionary_keep(d, dray_dbus_##name##_fields, DRAY_ARRAY_SIZE(dray_dbus_##name##_fields), \
+			(const struct dray_dbus_##name *){ record })
 
 /* Copies s without bytes that are not UTF-8, for which D-Bus refuses a message; clients choose some names. */
 const char *bus_text(const char *s, char buf[BUS_TEXT_BYTES]);

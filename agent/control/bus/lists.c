@@ -24,7 +24,7 @@ static int list(sd_bus_message *m, struct bus_conn *c, dictionaries_fn *fill, sd
 	struct dictionaries d = { .agent = c->server->agent, .call = m, .reterr = reterr };
 	int ret = bus_conn_check_list(c, m, reterr);
 
-	return ret ? ret : dictionaries_reply(&d, c, fill);
+	return ret ? ret : list_reply(&d, c, fill);
 }
 
 /* Defines the method; the body that follows appends the records. */
@@ -40,7 +40,7 @@ static int list(sd_bus_message *m, struct bus_conn *c, dictionaries_fn *fill, sd
 #define APPEND(record)                                                                 \
 	static void record##_append(void *arg, const struct dray_dbus_##record *value) \
 	{                                                                              \
-		DICTIONARY_APPEND(arg, record, value);                                 \
+		DICTIONARY_KEEP(arg, record, value);                                   \
 	}                                                                              \
 	struct dray_swallow_semicolon
 /* A list of all records that the function of a module passes. */
@@ -67,7 +67,7 @@ static void quota_append(void *arg, const struct dray_dbus_quota *quota)
 		q.limit = budget_share(q.agent_limit, q.agent_used - q.used,
 				       (uint64_t)cfg->limits.hints_per_owner);
 	}
-	DICTIONARY_APPEND(d, quota, &q);
+	DICTIONARY_KEEP(d, quota, &q);
 }
 
 LIST(list_quotas)
@@ -108,7 +108,7 @@ static void store_space_append(void *arg, const struct store_space_info *i)
 		.evictions = i->evictions,
 	};
 
-	DICTIONARY_APPEND(l->d, store_space, &record);
+	DICTIONARY_KEEP(l->d, store_space, &record);
 }
 
 LIST(list_store)
@@ -135,7 +135,7 @@ static void region_append(void *arg, const struct dray_dbus_region *region)
 	char rdma[BUS_TEXT_BYTES];
 
 	r.rdma = rails_region_text(d->agent->rails, r.region, rdma, sizeof(rdma));
-	DICTIONARY_APPEND(d, region, &r);
+	DICTIONARY_KEEP(d, region, &r);
 }
 
 LIST(list_regions)
@@ -155,14 +155,14 @@ static void peer_append(void *arg, const struct dray_dbus_peer *peer)
 	p.transport = p.queue_pairs ? dmsg_transport_name(DMSG_TRANSPORT_RDMA) :
 		      p.streams     ? dmsg_transport_name(DMSG_TRANSPORT_TCP) :
 				      "";
-	DICTIONARY_APPEND(d, peer, &p);
+	DICTIONARY_KEEP(d, peer, &p);
 }
 
 static void engine_append(void *arg, const struct dray_dbus_peer *engine)
 {
 	struct dictionaries *d = arg;
 
-	DICTIONARY_APPEND(d, peer, engine);
+	DICTIONARY_KEEP(d, peer, engine);
 }
 
 LIST(list_peers)
@@ -193,7 +193,7 @@ static void rail_append(struct dictionaries *d, const struct nd_device *device,
 	};
 
 	rails_describe(d->agent->rails, &r);
-	DICTIONARY_APPEND(d, rail, &r);
+	DICTIONARY_KEEP(d, rail, &r);
 }
 
 APPEND(transfer_time);
@@ -237,7 +237,7 @@ LIST(dump_config)
 
 		if (!value)
 			d->ret = -ENOMEM;
-		DICTIONARY_APPEND(d, setting, &record);
+		DICTIONARY_KEEP(d, setting, &record);
 	}
 }
 
@@ -277,7 +277,7 @@ LIST(list_environment)
 			.reason = e->reason,
 		};
 
-		DICTIONARY_APPEND(d, variable, &record);
+		DICTIONARY_KEEP(d, variable, &record);
 	}
 	env_deinit(&env);
 	dray_strv_clear(&profiles);

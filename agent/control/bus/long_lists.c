@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ListLeases and ListHints: these lists have up to a million records, so each turn of the loop appends some of them. The lists of
- * several clients take turns.
+ * Each turn of the loop appends some records of lists, and the lists of several clients take turns. A list is copied when the call comes;
+ * those of ListLeases and ListHints, which have up to a million records, are not: their records are looked for in each turn.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -13,13 +13,17 @@
 #include "schema/gen/data.h"
 #include "schema/gen/dbus_vtable.h"
 
+/* Of one connection. */
+#define LISTS_MAX 4
+
 struct long_list {
 	struct pending_reply reply;
 	struct dray_list link; /* in server->long_lists */
 	struct dictionaries d;
-	bool (*step)(struct long_list *l); /* appends some records; false: there are no more */
-	uint32_t lease;                    /* cursor */
-	char *scopes;                      /* that had hints at the start, each with its NUL */
+	/* keeps some more records; false: there are none; NULL: all have been kept */
+	bool (*step)(struct long_list *l);
+	uint32_t lease; /* cursor */
+	char *scopes;   /* that had hints at the start, each with its NUL */
 	size_t n, at;
 };
 
@@ -27,7 +31,7 @@ static void lease_append(void *arg, const struct dray_dbus_lease *lease)
 {
 	struct long_list *l = arg;
 
-	DICTIONARY_APPEND(&l->d, lease, lease);
+	DICTIONARY_KEEP(&l->d, lease, lease);
 }
 
 static bool leases_step(struct long_list *l)
@@ -49,8 +53,7 @@ static void hint_append(void *arg, const struct hint *h)
 		.counts = h->counts,
 	};
 
-	l->reply.conn->server->listing.done++;
-	DICTIONARY_APPEND(&l->d, hint, &record);
+	DICTIONARY_KEEP(&l->d, hint, &record);
 }
 
 static void scope_count(void *arg, const char *scope)
@@ -99,7 +102,7 @@ static void cancel(struct pending_reply *reply)
 	struct long_list *l = dray_container_of(reply, struct long_list, reply);
 
 	dray_list_del(&l->link);
-	l->d.reply = sd_bus_message_unref(l->d.reply);
+	dictionaries_deinit(&l->d);
 	free(l->scopes);
 }
 
@@ -119,7 +122,9 @@ static void go_on(struct bus_server *server)
 	       (l = dray_list_pop(&server->long_lists, struct long_list, link))) {
 		dray_list_add(&server->long_lists, &l->link);
 		server->listing.done++;
-		if (l->d.ret < 0 || !l->step(l))
+		if (dictionaries_append_kept(&l->d))
+			continue;
+		if (l->d.ret < 0 || !l->step || !l->step(l))
 			finish(l);
 	}
 	if (!dray_list_empty(&server->long_lists))
@@ -138,19 +143,42 @@ int long_lists_init(struct bus_server *server)
 			      server);
 }
 
-static struct long_list *list_new(struct bus_conn *c, sd_bus_message *m,
-				  const struct reply_kind *kind, bool (*step)(struct long_list *l),
-				  sd_bus_error *reterr)
+/* The list that d describes. NULL with d->reterr set. */
+static struct long_list *list_new(const struct dictionaries *d, struct bus_conn *c,
+				  const struct reply_kind *kind, bool (*step)(struct long_list *l))
 {
-	struct long_list *l = pending_reply_new(kind, sizeof(*l), c, m, reterr);
+	struct long_list *l = pending_reply_new(kind, sizeof(*l), c, d->call, d->reterr);
 
 	if (!l)
 		return NULL;
-	l->d = (struct dictionaries){ .agent = c->server->agent, .call = m };
+	l->d = *d;
 	l->step = step;
 	dray_list_add(&c->server->long_lists, &l->link);
 	dictionaries_begin(&l->d);
 	return l;
+}
+
+int list_reply(const struct dictionaries *d, struct bus_conn *c, dictionaries_fn *fn)
+{
+	static const struct reply_kind kind = { .what = "lists",
+						.max = LISTS_MAX,
+						.cancel = cancel };
+	struct long_list *l = list_new(d, c, &kind, NULL);
+	int ret;
+
+	if (!l)
+		return d->reterr ? -sd_bus_error_get_errno(d->reterr) : -EBUSY;
+	fn(&l->d);
+	/* what it points to is gone in later turns */
+	l->d.reterr = NULL;
+	ret = l->d.ret;
+	if (ret < 0) {
+		cancel(&l->reply);
+		pending_reply_free(&l->reply);
+		return ret;
+	}
+	go_on(c->server);
+	return 1;
 }
 
 int dbus_method_list_leases(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
@@ -159,11 +187,12 @@ int dbus_method_list_leases(sd_bus_message *m, void *userdata, sd_bus_error *ret
 						.max = 1,
 						.cancel = cancel };
 	struct bus_conn *c = userdata;
+	struct dictionaries d = { .agent = c->server->agent, .call = m, .reterr = reterr };
 	int ret = bus_conn_check_list(c, m, reterr);
 
 	if (ret)
 		return ret;
-	if (!list_new(c, m, &kind, leases_step, reterr))
+	if (!list_new(&d, c, &kind, leases_step))
 		return -sd_bus_error_get_errno(reterr);
 	go_on(c->server);
 	return 1;
@@ -175,12 +204,13 @@ int dbus_method_list_hints(sd_bus_message *m, void *userdata, sd_bus_error *rete
 						.max = 1,
 						.cancel = cancel };
 	struct bus_conn *c = userdata;
+	struct dictionaries d = { .agent = c->server->agent, .call = m, .reterr = reterr };
 	struct long_list *l;
 	int ret = bus_conn_check_list(c, m, reterr);
 
 	if (ret)
 		return ret;
-	l = list_new(c, m, &kind, hints_step, reterr);
+	l = list_new(&d, c, &kind, hints_step);
 	if (!l)
 		return -sd_bus_error_get_errno(reterr);
 	scopes_copy(l);

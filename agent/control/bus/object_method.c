@@ -31,7 +31,7 @@ static void fill_replicas(struct dictionaries *d)
 			.master = k->places[i].master,
 		};
 
-		DICTIONARY_APPEND(d, replica, &record);
+		DICTIONARY_KEEP(d, replica, &record);
 	}
 }
 
@@ -57,8 +57,8 @@ static void found(void *arg, const struct object_place *v, size_t n, const struc
 	k->search = NULL;
 	k->places = v;
 	k->n = n;
-	pending_reply_end(&k->reply, why ? reply_error(k, why) :
-					   dictionaries_reply(&d, k->reply.conn, fill_replicas));
+	pending_reply_end(&k->reply,
+			  why ? reply_error(k, why) : list_reply(&d, k->reply.conn, fill_replicas));
 }
 
 static void cancel(struct pending_reply *reply)

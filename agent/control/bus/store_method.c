@@ -77,7 +77,7 @@ static void fill_objects(struct dictionaries *d)
 			.held = v[i].held,
 		};
 
-		DICTIONARY_APPEND(d, store_object, &record);
+		DICTIONARY_KEEP(d, store_object, &record);
 	}
 }
 
@@ -87,7 +87,7 @@ static int reply_objects(struct store_call *k)
 				  .call = k->reply.m,
 				  .arg = k };
 
-	return dictionaries_reply(&d, k->reply.conn, fill_objects);
+	return list_reply(&d, k->reply.conn, fill_objects);
 }
 
 static int reply_warmed(struct store_call *k)

@@ -51,7 +51,7 @@ static void transfer_append(struct dictionaries *d, const struct transfer_info *
 		.left_ns = dray_span(i->left_ns),
 	};
 
-	DICTIONARY_APPEND(d, transfer, &record);
+	DICTIONARY_KEEP(d, transfer, &record);
 }
 
 static void fill_transfers(struct dictionaries *d)
@@ -77,7 +77,7 @@ static void ended_append(struct dictionaries *d, const struct transfer_record *t
 		.ago_ns = dray_span(now - t->ended_ns),
 	};
 
-	DICTIONARY_APPEND(d, ended_transfer, &record);
+	DICTIONARY_KEEP(d, ended_transfer, &record);
 }
 
 static int by_end(const void *a, const void *b)
@@ -122,7 +122,7 @@ static void listed(struct transfers_query *q, struct snapshot *const *snapshots,
 				  .snapshots = snapshots,
 				  .n_snapshots = n };
 
-	pending_reply_end(&l->reply, n ? dictionaries_reply(&d, l->reply.conn, l->fill) : -ENOMEM);
+	pending_reply_end(&l->reply, n ? list_reply(&d, l->reply.conn, l->fill) : -ENOMEM);
 }
 
 static void list_cancel(struct pending_reply *reply)
@@ -171,7 +171,7 @@ static void fill_conditions(struct dictionaries *d)
 
 	agent_ready(d->agent, &ready);
 	for (size_t i = 0; i < ready.n; i++)
-		DICTIONARY_APPEND(d, condition, &ready.conditions[i]);
+		DICTIONARY_KEEP(d, condition, &ready.conditions[i]);
 }
 
 static void checked(struct health_check *check, const char *fault)
