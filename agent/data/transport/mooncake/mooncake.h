@@ -10,7 +10,8 @@
  *
  * A slice goes over one stream, as calls: requests that lie within one buffer of the engine each. The engine carries out the calls of a
  * stream in their order, and many are in flight. An engine that knows only version 1 gets one call for each connection, because it may
- * close the connection afterwards; its close also proves that a write is in place.
+ * close the connection afterwards. Its close is the answer to a WRITE if its host has acknowledged all bytes: a close with bytes that
+ * were not read resets the connection. An engine that ends only its own direction before it has read the bytes is not noticed.
  *
  * Nothing proves to this side that the engine does not write any more what it has been sent. So when a stream breaks, a WRITE whose
  * calls were sent and not answered ends with peer_lost. A READ, and what was not sent, go out again.
@@ -87,6 +88,7 @@ struct mooncake_stream {
 	int wake; /* its SO_RCVLOWAT */
 	enum mooncake_stream_state state;
 	bool readable, writable, hup;
+	bool shut;    /* version 1: nothing follows the call that was sent */
 	bool useful;  /* a call was answered since it is open */
 	bool awaited; /* counts in core.awaited */
 	int64_t moved_ns, connect_by_ns;

@@ -93,8 +93,9 @@ bool mooncake_stream_has_room(const struct mooncake_stream *s)
 	const struct core *c = mooncake_stream_core(s);
 	uint32_t works = dray_min(c->cfg.tcp_slices_in_flight, MOONCAKE_WORKS);
 
-	return s->state == MOONCAKE_OPEN && s->writable && s->calls.sent == s->calls.tail &&
-	       !s->calls.sent_of && s->calls.n_works < works && mooncake_calls_fit(&s->calls);
+	return s->state == MOONCAKE_OPEN && s->writable && !s->hup &&
+	       s->calls.sent == s->calls.tail && !s->calls.sent_of && s->calls.n_works < works &&
+	       mooncake_calls_fit(&s->calls);
 }
 
 void mooncake_stream_fill(struct mooncake_stream *s, struct slice *slice)
@@ -173,7 +174,7 @@ void mooncake_stream_send(struct mooncake_stream *s, int64_t *budget)
 			calls_sent(s, (uint64_t)n);
 			if (!s->calls.with_status && s->calls.sent != first &&
 			    mooncake_calls_at(&s->calls, first)->write)
-				shutdown(s->fd, SHUT_WR);
+				s->shut = shutdown(s->fd, SHUT_WR) == 0;
 		}
 	}
 }

@@ -76,7 +76,7 @@ static void disconnect(struct mooncake_stream *s, bool reset)
 	if (reset && s->fd >= 0)
 		setsockopt(s->fd, SOL_SOCKET, SO_LINGER, &hard, sizeof(hard));
 	s->fd = dray_close(s->fd);
-	s->readable = s->writable = s->hup = false;
+	s->readable = s->writable = s->hup = s->shut = false;
 	s->calls.sent_of = s->calls.received_of = 0;
 }
 
