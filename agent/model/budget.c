@@ -22,6 +22,8 @@ static const struct {
 	[RESOURCE_LEASE_RANGES] = { "lease_ranges", "ranges of leases",
 				    "describe blocks by strides, or end leases", DRAY_E_QUOTA },
 	[RESOURCE_REMOTES] = { "remotes", "remotes", "release some", DRAY_E_QUOTA },
+	[RESOURCE_ENGINE_BUFFERS] = { "engine_buffers", "buffers of Mooncake's engines in remotes",
+				      "release some of these remotes", DRAY_E_QUOTA },
 	[RESOURCE_TRANSFERS] = { "transfers", "transfers in flight", "wait until one ends",
 				 DRAY_E_BUSY },
 	[RESOURCE_WAITING_TRANSFERS] = { "waiting_transfers",

@@ -25,6 +25,7 @@
 	X(LEASES, leases)                       \
 	X(LEASE_RANGES, lease_ranges)           \
 	X(REMOTES, remotes)                     \
+	X(ENGINE_BUFFERS, engine_buffers)       \
 	X(TRANSFERS, transfers)                 \
 	X(WAITING_TRANSFERS, waiting_transfers) \
 	X(OPS, ops)                             \

@@ -261,6 +261,8 @@ enum dray_config_key_id {
 	DRAY_CONFIG_KEY_LIMITS_REMOTES,
 	DRAY_CONFIG_KEY_LIMITS_REMOTES_PER_OWNER,
 	DRAY_CONFIG_KEY_LIMITS_REMOTES_PER_SESSION,
+	DRAY_CONFIG_KEY_LIMITS_ENGINE_BUFFERS,
+	DRAY_CONFIG_KEY_LIMITS_ENGINE_BUFFERS_PER_OWNER,
 	DRAY_CONFIG_KEY_LIMITS_TOKENS,
 	DRAY_CONFIG_KEY_LIMITS_TOKENS_PER_OWNER,
 	DRAY_CONFIG_KEY_LIMITS_TOKENS_PER_SESSION,
@@ -1005,6 +1007,16 @@ struct dray_config {
 		 */
 		int64_t remotes_per_owner;
 		int64_t remotes_per_session; /* Remotes of one session. */
+		/*
+		 * Buffers of Mooncake's engines in all remotes of the agent; over RDMA a buffer
+		 * counts once for each device of the engine.
+		 */
+		int64_t engine_buffers;
+		/*
+		 * Such buffers in remotes of one owner; 0: half of what the other owners leave of
+		 * limits.engine_buffers.
+		 */
+		int64_t engine_buffers_per_owner;
 		int64_t tokens; /* Live tokens of the agent. */
 		/*
 		 * Live tokens of one owner; 0: half of what the other owners leave of

@@ -514,6 +514,17 @@ def test_shares(new_agent):
         assert greedy.import_token(f"mooncake://{engine.endpoint}").length
 
 
+def test_buffers_of_an_owner(importer):
+    """The remotes of an owner have at most its share of limits.engine_buffers, and a release gives it back."""
+    agent = importer(limits__engine_buffers=16)
+    with Fake(agent, buffers=[((1 << 40) + k * 8192, 4096) for k in range(4)]) as engine, agent.client() as client:
+        first, _ = (client.import_token(f"mooncake://{engine.endpoint}") for _ in range(2))
+        with pytest.raises(errors.Quota, match="limits.engine_buffers"):
+            client.import_token(f"mooncake://{engine.endpoint}")
+        first.release()
+        assert client.import_token(f"mooncake://{engine.endpoint}").length
+
+
 @pytest.mark.parametrize("name", ["", "a", "host:0", "host:99999", ":1", "127.0.0.1", "a b:1", "x" * 250 + ":1", "[::1]:x", "127.0.0.1:1/x"])
 def test_wrong_names(importer, name):
     """A token that names no HOST:PORT is refused."""

@@ -30,6 +30,18 @@ static int ranges_of(const struct mooncake_buffers *b, struct ranges **ret, stru
 	return ranges_new(ret, wire, b->n, UINT64_MAX, reterr);
 }
 
+/* Each remote has its own copy, and over RDMA a key for each buffer and device. */
+static int count_buffers(struct remote *r, const struct mooncake_buffers *buffers,
+			 const struct rail_keys *keys, struct dray_err *reterr)
+{
+	uint32_t n = keys ? keys->n : buffers->n;
+	int ret = owner_take(r->session->uid_owner, RESOURCE_ENGINE_BUFFERS, n, reterr);
+
+	if (ret == 0)
+		r->n_buffers = n;
+	return ret;
+}
+
 static void finish(struct pending_import *i, dray_handle engine, struct mooncake_buffers *buffers,
 		   struct rail_keys *keys)
 {
@@ -38,7 +50,8 @@ static void finish(struct pending_import *i, dray_handle engine, struct mooncake
 	struct dray_err err = DRAY_ERR_NULL;
 	struct remote *r = remote_new(s, &err);
 
-	if (!r || remote_join_source(r, engine, true, &err) < 0 ||
+	if (!r || count_buffers(r, buffers, keys, &err) < 0 ||
+	    remote_join_source(r, engine, true, &err) < 0 ||
 	    ranges_of(buffers, &r->view.ranges, &err) < 0) {
 		if (r)
 			remote_free(r);

@@ -193,7 +193,8 @@ struct remote {
 	uint64_t request_id;
 	struct dray_list keys; /* that workers and work requests may use: rekey.c */
 	struct mooncake_buffers
-		*buffers; /* of an engine with Mooncake: those of the view; else NULL */
+		*buffers;   /* of an engine with Mooncake: those of the view; else NULL */
+	uint32_t n_buffers; /* that are counted for the owner */
 };
 
 /* An import or acquisition that waits for the owner's answer. */

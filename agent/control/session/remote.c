@@ -96,6 +96,7 @@ void remote_free(struct remote *r)
 	dray_handles_del(&s->owner->remotes, r->view.o.handle);
 	s->n_remotes--;
 	owner_put(s->uid_owner, RESOURCE_REMOTES, 1);
+	owner_put(s->uid_owner, RESOURCE_ENGINE_BUFFERS, r->n_buffers);
 	ranges_unref(r->view.ranges);
 	free(r->buffers);
 	remote_keys_forget(&r->keys);
