@@ -116,6 +116,45 @@ static void faults(void **state)
 	}
 }
 
+struct counting_waiter {
+	struct stage_waiter waiter;
+	unsigned n;
+};
+
+static void count_wake(struct core *c, struct stage_waiter *w)
+{
+	dray_container_of(w, struct counting_waiter, waiter)->n++;
+}
+
+/* With lost buffers, one use waits within its share for a buffer that the other one has. */
+static void other_use_gives_back(void **state)
+{
+	struct counting_waiter own = { .waiter.ready = count_wake };
+	struct stage_buffer *held[64], *peer = NULL;
+	unsigned n = 0;
+	struct gpu_rig g;
+	struct core *c = &g.rig.core;
+
+	begin(&g, 0, 64);
+	while ((held[n] = stage_get(c, STAGE_OWN, DMSG_CLASS_LATENCY, NULL)))
+		stage_lose(held[n++], 0);
+	while (n)
+		stage_put(c, held[--n]);
+	while ((held[n] = stage_get(c, STAGE_PEER, DMSG_CLASS_LATENCY, NULL)))
+		peer = held[n++];
+	assert_null(stage_get(c, STAGE_OWN, DMSG_CLASS_LATENCY, NULL));
+	dray_list_init(&own.waiter.link);
+	stage_wait(c, &own.waiter, STAGE_OWN, DMSG_CLASS_LATENCY);
+	stage_put(c, peer);
+	assert_int_equal(own.n, 1);
+	peer = stage_get(c, STAGE_OWN, DMSG_CLASS_LATENCY, NULL);
+	assert_non_null(peer);
+	stage_put(c, peer);
+	for (unsigned i = 0; i + 1 < n; i++)
+		stage_put(c, held[i]);
+	gpu_rig_deinit(&g);
+}
+
 /* Ends a transfer in each of its steps: by a stop, by an urgent stop, and by loss of the device. */
 static void ends_early(void **state)
 {
@@ -187,11 +226,9 @@ static void waits_for_a_buffer(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(every_path),
-		cmocka_unit_test(no_staging_memory),
-		cmocka_unit_test(faults),
-		cmocka_unit_test(ends_early),
-		cmocka_unit_test(waits_for_a_buffer),
+		cmocka_unit_test(every_path), cmocka_unit_test(no_staging_memory),
+		cmocka_unit_test(faults),     cmocka_unit_test(other_use_gives_back),
+		cmocka_unit_test(ends_early), cmocka_unit_test(waits_for_a_buffer),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -154,15 +154,18 @@ static void wake_waiters(struct core *c, struct dray_list *waiters)
 void stage_put(struct core *c, struct stage_buffer *b)
 {
 	struct stage *st = c->stage;
+	bool was_empty = dray_list_empty(&st->free);
 
 	dray_assert(!b->busy);
 	dray_list_del(&b->link);
 	dray_list_add_front(b->lost ? &st->lost : &st->free, &b->link);
 	st->held[b->use][b->class]--;
 	stage_charge(b, NULL);
-	for (unsigned class = 0; class < 2; class ++)
-		if (share_allows(st, b->use, (enum dmsg_class) class))
-			wake_waiters(c, &st->waiters[b->use][class]);
+	/* within its share the other use waits only for a free buffer, while lost ones are missing */
+	for (unsigned i = 0; i < STAGE_USE_N * 2; i++)
+		if ((i / 2 == b->use || was_empty) &&
+		    share_allows(st, (enum stage_use)(i / 2), (enum dmsg_class)(i % 2)))
+			wake_waiters(c, &st->waiters[i / 2][i % 2]);
 }
 
 void stage_wait(struct core *c, struct stage_waiter *w, enum stage_use use, enum dmsg_class class)
