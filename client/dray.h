@@ -1129,7 +1129,8 @@ struct dray_transfer {
  * accesses the local memory, unless the status is -DRAY_E_UNCONFIRMED: the agent did not answer
  * within the deadline, or was lost and is not proven dead. The memory is then still lent to the
  * agent; see dray_lent() and DRAY_EVENT_CONFIRMED. After -DRAY_E_PEER_LOST and
- * -DRAY_E_AGENT_RESTARTED a transfer may have been carried out.
+ * -DRAY_E_AGENT_RESTARTED a transfer may have been carried out. A WRITE to an engine with Mooncake
+ * may be carried out even after another error.
  *
  * A refusal of the agent is in the completion: range, denied, quota, busy, draining, deadline,
  * cancelled, revoked, peer_lost, region_fault, notify_refused (the bytes are in place),

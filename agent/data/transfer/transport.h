@@ -6,7 +6,9 @@
  * Rules for every transport:
  * - A slice taken from sched_next() ends with exactly one xfer_slice_done().
  * - xfer_slice_done() is called only when this side can no longer read or write a byte of the slice. If a
- *   WRITE fails with any code except peer_lost, the remote side can no longer write a byte of it either.
+ *   WRITE fails with any code except peer_lost, the remote side can no longer write a byte of it either. Engines with
+ *   Mooncake are excepted: their protocol over TCP cannot recall what was sent, so a WRITE that stops may still be carried
+ *   out.
  * - A slice is sent again only after both ends know that the first attempt is dead.
  */
 #pragma once
