@@ -522,6 +522,47 @@ static void lost_with_both_queues(void **state)
 	gpu_rig_deinit(&g);
 }
 
+static unsigned n_submitted;
+
+static int lose_before_the_second(struct gpu_queue *q, const struct gpu_copy *c)
+{
+	if (n_submitted++)
+		fake_gpu_lose(0, true);
+	return gpu_plugin_ops.submit(q, c);
+}
+
+/* The device is lost between two copies of one slice: the slice ends once, after the first of them. */
+static void lost_between_copies_of_a_slice(void **state)
+{
+	/* pieces for the kernel, for a copy engine, and for the kernel again */
+	const uint64_t op[][3] = { { 0, 0, 4096 },
+				   { 64 * KIB, 64 * KIB, 3 * MIB },
+				   { 5 * MIB, 5 * MIB, 4096 } };
+
+	for (unsigned stop = 0; stop < 2; stop++) {
+		struct gpu_plugin_ops ops = gpu_plugin_ops;
+		struct gpu_rig g;
+
+		gpu_rig_init(&g, 64);
+		gpu_rig_region(&g, 0, 8 * MIB, 1);
+		gpu_rig_region(&g, -1, 8 * MIB, 1);
+		gpu_rig_pin(&g, &g.regions[1].region);
+		ops.submit = lose_before_the_second;
+		g.queues[0].ops = &ops;
+		n_submitted = 0;
+		fake_gpu_hold(true);
+		gpu_rig_submit(&g, 0, true, 1, 2, op, DRAY_ARRAY_SIZE(op));
+		gpu_rig_turn(&g);
+		assert_int_equal(n_submitted, 2);
+		if (stop)
+			xfer_stop(&g.rig.core, gpu_rig_xfer(&g, 0), DRAY_E_CANCELLED, NULL, false);
+		gpu_rig_until(&g, 1);
+		assert_int_equal(g.rig.ended[0].code, stop ? DRAY_E_CANCELLED : DRAY_E_GPU_LOST);
+		fake_gpu_hold(false);
+		gpu_rig_deinit(&g);
+	}
+}
+
 static void busy(struct gpu_rig *g, unsigned device)
 {
 	atomic_store(&g->loads[device].busy, true);
@@ -695,6 +736,7 @@ int main(void)
 		cmocka_unit_test(lists),
 		cmocka_unit_test(lists_of_a_lost_device),
 		cmocka_unit_test(lost_with_both_queues),
+		cmocka_unit_test(lost_between_copies_of_a_slice),
 		cmocka_unit_test(ways_beside_a_busy_device),
 		cmocka_unit_test(the_load_changes),
 		cmocka_unit_test(the_other_device_is_lost),

@@ -461,7 +461,8 @@ static bool batch_send(struct core *c, struct gpu_transport *g, struct gpu_path 
 	if (gpu_submit(c, way.device, lane, &plan.copy, plan.n, &b->task) < 0) {
 		lists_lost(b);
 		slices_over(g, &b->slices, DRAY_E_GPU_LOST);
-		if (part)
+		/* with a copy in flight it ends after that one */
+		if (part && !p->carrier)
 			gpu_slice_over(g, dray_take(p->open), DRAY_E_GPU_LOST);
 		return false;
 	}
