@@ -19,6 +19,9 @@
 #define HANDLE_MAGIC "FAKE"
 #define NAME "fake-gpu-"
 #define HOLD_LOOK_NS 1000000
+#define PAGE 4096u
+/* Of addresses for imports. */
+#define ARENA_BYTES (UINT64_C(1) << 38)
 
 struct range {
 	uintptr_t base;
@@ -142,6 +145,42 @@ static int check_device(int fd, unsigned device, struct dray_err *reterr)
 	return 0;
 }
 
+static uint8_t *arena, *below;
+static unsigned n_reserved;
+
+/*
+ * Addresses for an import, which end where those of the one before begin, as a driver places the memory that it opens: so a list of
+ * handles in the reverse order makes extents that are neighbours. They are never accessible.
+ */
+static uint8_t *reserve(uint64_t bytes)
+{
+	uint8_t *p = MAP_FAILED;
+
+	pthread_rwlock_wrlock(&lock);
+	if (!arena) {
+		arena = mmap(NULL, ARENA_BYTES, PROT_NONE,
+			     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+		dray_assert(arena != MAP_FAILED);
+		below = arena + ARENA_BYTES;
+	}
+	bytes = (bytes + PAGE - 1) / PAGE * PAGE;
+	if (bytes <= (uint64_t)(below - arena)) {
+		p = below -= bytes;
+		n_reserved++;
+	}
+	pthread_rwlock_unlock(&lock);
+	return p;
+}
+
+/* They are used again when all are returned. */
+static void unreserve(void)
+{
+	pthread_rwlock_wrlock(&lock);
+	if (!--n_reserved)
+		below = arena + ARENA_BYTES;
+	pthread_rwlock_unlock(&lock);
+}
+
 static int map_import(struct gpu_import *i, const struct gpu_import_spec *spec,
 		      struct dray_err *reterr)
 {
@@ -158,8 +197,7 @@ static int map_import(struct gpu_import *i, const struct gpu_import_spec *spec,
 		return dray_err_set(reterr, -EINVAL, DRAY_E_GPU_HANDLE,
 				    "the allocation is not one of %llu bytes",
 				    (unsigned long long)spec->allocation);
-	i->reserved =
-		mmap(NULL, i->bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	i->reserved = reserve(i->bytes);
 	if (i->reserved != MAP_FAILED)
 		i->bytes_at = mmap(NULL, i->bytes, PROT_READ | (spec->write ? PROT_WRITE : 0),
 				   MAP_SHARED, i->fd, 0);
@@ -174,7 +212,7 @@ static int map_import(struct gpu_import *i, const struct gpu_import_spec *spec,
 static void unmap_import(struct gpu_import *i)
 {
 	if (i->reserved != MAP_FAILED)
-		munmap(i->reserved, i->bytes);
+		unreserve();
 	if (i->bytes_at != MAP_FAILED)
 		munmap(i->bytes_at, i->bytes);
 	dray_close(i->fd);

@@ -657,6 +657,33 @@ def test_staging_for_the_network_follows_the_load(lab, new_agent):
         until(lambda: moved(client.read) == "kernel", "the kernel copies again")
 
 
+def test_transfer_over_neighbouring_allocations(lab, new_agent):
+    """The driver opens allocations at descending addresses. Where an extent begins at the address at which the one before ends, no
+    copy of the driver may lie in both."""
+    ends = [FakeGpus(lab.directory(f"gpus-{name}")) for name in "ab"]
+    here, there = (new_agent(name, n, key=lab.key, listen=[lab.hosts[n].address(4)], env=gpus.env,
+                             settings={**PAIR_SETTINGS, **gpus.settings, "gpu.copy": "copy_engine"})
+                   for n, (name, gpus) in enumerate(zip("ab", ends)))
+
+    # both are parts of one slice
+    size = MIB // 4
+
+    def add_two(client, a, b):
+        return add(client, [("cuda_ipc", 1, 0, size), ("cuda_ipc", 0, 0, size)], handles=a.ipc + b.ipc, device=uuid(0))
+
+    with here.wire() as client, there.wire() as owner, contextlib.ExitStack() as stack:
+        a, b, c, d = (stack.enter_context(GpuMemory(size, 0, noise(size, seed))) for seed in range(4))
+        region, remote = add_two(client, a, b), client.import_token(str(add_two(owner, c, d).export()), timeout=LIMIT)
+        for move, source, to in (client.read, (d, c), (b, a)), (client.write, (b, a), (d, c)):
+            for memory in to:
+                memory.view[:] = bytes(size)
+            assert transport(move(region, remote, [(0, 0, 2 * size)]).result(LIMIT)) == "tcp"
+            assert [m.view.tobytes() for m in source] == [m.view.tobytes() for m in to]
+        assert state(here) == state(there) == "ready"
+    for gpus in ends:
+        assert not gpus.status.illegal and not gpus.status.lost
+
+
 def rates(agent):
     return [gpu["rates"] for gpu in agent.ctl("gpus", "--json")["gpus"]]
 

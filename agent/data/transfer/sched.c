@@ -283,7 +283,8 @@ static struct slice *slice_new(struct core *c)
 
 /*
  * Adds [offset, offset+n) of the region to the iovecs until they are full. Returns the bytes added. *extent is
- * where the last search ended, because most pieces of a layer follow each other.
+ * where the last search ended, because most pieces of a layer follow each other. GPU memory is joined within an extent only: two
+ * extents may be two allocations, even if they are neighbours, and no copy may lie in both.
  */
 static uint64_t add_local(struct slice *s, const struct region_view *r, uint32_t *extent,
 			  uint64_t offset, uint64_t n)
@@ -301,7 +302,8 @@ static uint64_t add_local(struct slice *s, const struct region_view *r, uint32_t
 		uint8_t *base = e->base + skip;
 		struct iovec *last = s->n_local ? &s->local[s->n_local - 1] : NULL;
 
-		if (last && (uint8_t *)last->iov_base + last->iov_len == base) {
+		if (last && (uint8_t *)last->iov_base + last->iov_len == base &&
+		    (skip || r->memory != REGION_GPU)) {
 			last->iov_len += piece;
 		} else {
 			if (s->n_local == SLICE_SEGS_MAX)
