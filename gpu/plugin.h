@@ -195,7 +195,8 @@ struct gpu_plugin_ops {
 	void (*queue_free)(struct gpu_queue *q);
 	/*
 	 * Submits a copy, also of no pieces, whose time shows how long kernels of this process wait. It is done when *q->done has
-	 * reached the number of copies submitted until then. -EIO: lost.
+	 * reached the number of copies submitted until then. -EIO: lost. -EINVAL: the driver refused a part of it; it counts as
+	 * submitted, and is done when the rest of it is.
 	 */
 	int (*submit)(struct gpu_queue *q, const struct gpu_copy *c);
 	/* Checks the device after a long wait, since *q->done alone does not show a loss. 0 or -EIO. */

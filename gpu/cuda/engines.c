@@ -65,6 +65,32 @@ void cuda_engines_free(struct cuda_engines *e)
 	free(e);
 }
 
+/* What comes later in `stream` waits for the first n other streams. */
+static cudaError_t join(struct cuda_engines *e, cudaStream_t stream, unsigned n)
+{
+	cudaError_t r = cudaSuccess;
+
+	for (unsigned i = 0; i < n && r == cudaSuccess; i++) {
+		r = cudaEventRecord(e->side[i].end, e->side[i].stream);
+		if (r == cudaSuccess)
+			r = cudaStreamWaitEvent(stream, e->side[i].end, 0);
+	}
+	return r;
+}
+
+cudaError_t cuda_engines_join(struct cuda_engines *e, cudaStream_t stream)
+{
+	return e ? join(e, stream, STREAMS) : cudaSuccess;
+}
+
+bool cuda_engines_idle(const struct cuda_engines *e)
+{
+	for (unsigned i = 0; e && i < STREAMS; i++)
+		if (cudaStreamQuery(e->side[i].stream) != cudaSuccess)
+			return false;
+	return true;
+}
+
 static void *to_of(const struct gpu_copy *c, uint32_t i)
 {
 	const struct dray_piece *p = &c->pieces[i];
@@ -135,19 +161,6 @@ static cudaError_t call(struct cuda_engines *e, struct cuda_context *context, cu
 	return cudaMemcpyBatchAsync(e->to, e->from, e->bytes, n, &attributes, &begins, 1, NULL,
 				    stream);
 #endif
-}
-
-/* What comes later in `stream` waits for the first n other streams. */
-static cudaError_t join(struct cuda_engines *e, cudaStream_t stream, unsigned n)
-{
-	cudaError_t r = cudaSuccess;
-
-	for (unsigned i = 0; i < n && r == cudaSuccess; i++) {
-		r = cudaEventRecord(e->side[i].end, e->side[i].stream);
-		if (r == cudaSuccess)
-			r = cudaStreamWaitEvent(stream, e->side[i].end, 0);
-	}
-	return r;
 }
 
 static uint32_t streams_for(const struct gpu_copy *c, uint32_t n, bool small)

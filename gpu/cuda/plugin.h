@@ -129,9 +129,16 @@ uint64_t cuda_memory_used(const char *bdf);
  */
 struct cuda_engines;
 cudaError_t cuda_engines_new(struct cuda_engines **ret, int priority);
-/* The stream's work is the list's, too: what comes after it in the stream runs when all pieces are in place. */
+/*
+ * The stream's work is the list's, too: what comes after it in the stream runs when all pieces are in place; after an error only
+ * with cuda_engines_join().
+ */
 cudaError_t cuda_engines_copy(struct cuda_engines *e, struct cuda_context *context,
 			      cudaStream_t stream, const struct gpu_copy *c);
+/* What comes later in the stream runs when no piece of an earlier list is in flight. */
+cudaError_t cuda_engines_join(struct cuda_engines *e, cudaStream_t stream);
+/* No piece is in flight on other streams than the queue's. */
+bool cuda_engines_idle(const struct cuda_engines *e);
 void cuda_engines_free(struct cuda_engines *e);
 
 /* queue.c: queues of the table. */

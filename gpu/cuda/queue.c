@@ -119,7 +119,7 @@ static void waiters_end(struct waiters *w)
 static bool is_settled(const struct queue *q)
 {
 	return (cuda_context_set(q->context->cu) == cudaSuccess &&
-		cudaStreamQuery(q->stream) == cudaSuccess) ||
+		cudaStreamQuery(q->stream) == cudaSuccess && cuda_engines_idle(q->engines)) ||
 	       atomic_load(q->head.done) >= q->submitted;
 }
 
@@ -147,7 +147,9 @@ static void queue_end(struct queue *q)
 {
 	const struct timespec pause = { .tv_nsec = END_LOOK_NS };
 
+	/* a list that failed in its middle may have pieces in flight on other streams */
 	if (cuda_context_set(q->context->cu) == cudaSuccess &&
+	    cuda_engines_join(q->engines, q->stream) == cudaSuccess &&
 	    cudaStreamSynchronize(q->stream) == cudaSuccess)
 		return;
 	cuda_lost(q->context);
@@ -328,17 +330,22 @@ static cudaError_t launch(struct queue *q, const struct gpu_copy *c, uint64_t nu
 	return cudaLaunchKernelExC(&config, (const void *)(uintptr_t)dray_copy, args);
 }
 
-static cudaError_t by_engines(struct queue *q, const struct gpu_copy *c, uint64_t number)
+/* The number is written when all work of the stream is done. */
+static cudaError_t write_number(struct queue *q, uint64_t number)
 {
 	static const struct gpu_copy nothing = { .route = GPU_WITHIN };
-	cudaError_t r = cuda_engines_copy(q->engines, q->context, q->stream, c);
 
-	if (r != cudaSuccess)
-		return r;
 	if (!q->device->write64)
 		return launch(q, &nothing, number);
 	return CUDA_DRIVER_CALL(stream_write64, q->stream, cuda_address(q->done), number,
 				CU_STREAM_WRITE_VALUE_DEFAULT);
+}
+
+static cudaError_t by_engines(struct queue *q, const struct gpu_copy *c, uint64_t number)
+{
+	cudaError_t r = cuda_engines_copy(q->engines, q->context, q->stream, c);
+
+	return r == cudaSuccess ? write_number(q, number) : r;
 }
 
 int cuda_queue_submit(struct gpu_queue *head, const struct gpu_copy *c)
@@ -349,7 +356,13 @@ int cuda_queue_submit(struct gpu_queue *head, const struct gpu_copy *c)
 	if (queue_enter(q) < 0)
 		return -EIO;
 	r = c->engine ? by_engines(q, c, ++q->submitted) : launch(q, c, ++q->submitted);
-	return r == cudaSuccess ? 0 : queue_lost(q);
+	if (r == cudaSuccess)
+		return 0;
+	/* without a fault of the device the copy alone fails, after what was submitted of it */
+	if (cuda_is_lost(r) || cuda_engines_join(q->engines, q->stream) != cudaSuccess ||
+	    write_number(q, q->submitted) != cudaSuccess)
+		return queue_lost(q);
+	return -EINVAL;
 }
 
 int cuda_queue_check(struct gpu_queue *head)

@@ -19,7 +19,7 @@
 #define SLOW_OPEN_NS 300000000
 
 struct fake fake;
-atomic_bool fake_held, fake_peerless;
+atomic_bool fake_held, fake_peerless, fake_refusing;
 atomic_bool fake_told_lost[FAKE_DEVICES_MAX], fake_told_busy[FAKE_DEVICES_MAX];
 
 static struct fake_gpu_status own_status, *status = &own_status;
@@ -35,6 +35,11 @@ struct fake_gpu_status *fake_gpu_status(void)
 void fake_gpu_hold(bool hold)
 {
 	atomic_store(&fake_held, hold);
+}
+
+void fake_gpu_refuse(bool refuse)
+{
+	atomic_store(&fake_refusing, refuse);
 }
 
 void fake_gpu_lose(unsigned device, bool lost)

@@ -8,7 +8,8 @@
  * "FAKE" and the path of the file, padded with NUL (/proc/PID/fd/N for a memfd of the exporter). The addresses of an import
  * are reserved but not accessible, so a CPU access crashes; the fake itself uses another mapping.
  *
- * A thread for each queue copies. Illegal accesses lose the device, as on a GPU: an address that is neither pinned nor
+ * A thread for each queue copies. A copy by an engine that lies in two imports is refused, although their addresses are
+ * neighbours if one is opened after the other. Illegal accesses lose the device, as on a GPU: an address that is neither pinned nor
  * imported memory of the queue's device or a peer, a write to memory that is not writable, and a list of pieces outside
  * memory of host_alloc().
  *
@@ -52,6 +53,8 @@ extern const struct gpu_plugin_ops gpu_plugin_ops;
 struct fake_gpu_status *fake_gpu_status(void);
 /* The same as the environment variables, for tests in this process. */
 void fake_gpu_hold(bool hold);
+/* true: copies are refused. */
+void fake_gpu_refuse(bool refuse);
 /* true: the device is lost until this is called with false and the device is started again. */
 void fake_gpu_lose(unsigned device, bool lost);
 /* true: kernels on the device wait a millisecond, and copy engines do not. */

@@ -32,7 +32,7 @@ struct fake {
 };
 
 extern struct fake fake;
-extern atomic_bool fake_held, fake_peerless;
+extern atomic_bool fake_held, fake_peerless, fake_refusing;
 extern atomic_bool fake_told_lost[FAKE_DEVICES_MAX], fake_told_busy[FAKE_DEVICES_MAX];
 
 /* Copies on the device must not start or continue. */

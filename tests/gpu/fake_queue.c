@@ -191,6 +191,24 @@ void fake_queue_free(struct gpu_queue *queue)
 	atomic_fetch_sub(&fake_gpu_status()->queues, 1);
 }
 
+/* A driver refuses a copy by an engine that lies in two allocations, neighbours or not. */
+static bool is_refused(const struct queue *q, const struct gpu_copy *c)
+{
+	bool refused = c->n && atomic_load(&fake_refusing);
+
+	for (uint32_t i = 0; i < c->n && c->engine && !refused; i++) {
+		uint64_t ends[] = {
+			(uintptr_t)c->pieces[i].to + (c->swapped ? c->from_base : c->to_base),
+			(uintptr_t)c->pieces[i].from + (c->swapped ? c->to_base : c->from_base)
+		};
+
+		for (unsigned k = 0; k < 2; k++)
+			refused |= fake_range_find(q->device, ends[k], 1, false) &&
+				   !fake_range_find(q->device, ends[k], c->pieces[i].bytes, false);
+	}
+	return refused;
+}
+
 static int push(struct queue *q, const struct entry *e)
 {
 	pthread_mutex_lock(&q->lock);
@@ -215,6 +233,10 @@ int fake_submit(struct gpu_queue *queue, const struct gpu_copy *c)
 	if (!c->n && !fake_is_busy(q->device)) {
 		atomic_fetch_add_explicit(&q->done, 1, memory_order_release);
 		return 0;
+	}
+	if (is_refused(q, c)) {
+		push(q, &(struct entry){ .copy = { .route = c->route } });
+		return -EINVAL;
 	}
 	return push(q, &(struct entry){ .copy = *c });
 }

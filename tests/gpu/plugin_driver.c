@@ -80,7 +80,13 @@ void plugin_driver_fail(const char *function, int device, int result)
 		abort();
 	d->failing[d->n_failing].function = function;
 	d->failing[d->n_failing].device = device;
+	d->failing[d->n_failing].after = 0;
 	d->failing[d->n_failing++].result = (cudaError_t)result;
+}
+
+void plugin_driver_fail_after(unsigned n)
+{
+	plugin_driver.failing[plugin_driver.n_failing - 1].after = n;
 }
 
 void plugin_driver_attribute(int attribute, int value)
@@ -153,8 +159,11 @@ cudaError_t plugin_driver_entered(const char *function)
 		return cudaErrorIllegalAddress;
 	for (unsigned i = 0; i < d->n_failing; i++)
 		if (is_for(function, d->failing[i].function) &&
-		    d->current->device == d->failing[i].device)
-			return d->failing[i].result;
+		    d->current->device == d->failing[i].device) {
+			if (!d->failing[i].after)
+				return d->failing[i].result;
+			d->failing[i].after--;
+		}
 	if (is_for(function, d->losing)) {
 		d->losing = NULL;
 		plugin_driver_lose(d->losing_device);

@@ -24,6 +24,8 @@ PLUGIN_DRIVER_API void plugin_driver_version(int version);
  * lacks it.
  */
 PLUGIN_DRIVER_API void plugin_driver_fail(const char *function, int device, int result);
+/* The function that was named last succeeds so many times before. */
+PLUGIN_DRIVER_API void plugin_driver_fail_after(unsigned n);
 /* Sets an attribute of all devices. */
 PLUGIN_DRIVER_API void plugin_driver_attribute(int attribute, int value);
 /* true: submitted work is not done until hold(false), or until a call waits for it. */

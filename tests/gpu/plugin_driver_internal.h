@@ -25,6 +25,7 @@ extern struct plugin_driver {
 		const char *function;
 		int device;
 		cudaError_t result;
+		unsigned after; /* calls that succeed before */
 	} failing[PLUGIN_DRIVER_FAILING];
 	const char *losing; /* function of plugin_driver_lose_in(); NULL: none */
 	int losing_device;

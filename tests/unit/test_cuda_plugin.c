@@ -27,6 +27,7 @@ static struct {
 	void (*reset)(void);
 	void (*version)(int version);
 	void (*refuse)(const char *function, int device, int result);
+	void (*refuse_after)(unsigned calls);
 	void (*attribute)(int attribute, int value);
 	void (*hold)(bool hold);
 	void (*finish_after)(unsigned looks);
@@ -74,6 +75,7 @@ static int load(void **state)
 	symbol(library, "plugin_driver_reset", &driver.reset);
 	symbol(library, "plugin_driver_version", &driver.version);
 	symbol(library, "plugin_driver_fail", &driver.refuse);
+	symbol(library, "plugin_driver_fail_after", &driver.refuse_after);
 	symbol(library, "plugin_driver_attribute", &driver.attribute);
 	symbol(library, "plugin_driver_hold", &driver.hold);
 	symbol(library, "plugin_driver_finish_after", &driver.finish_after);
@@ -312,6 +314,54 @@ static void copies_lists_by_engines(void **state)
 	driver.refuse(NULL, 0, 0);
 	ops->queue_free(q);
 	assert_int_equal(driver.count("events", 0), 0);
+	ops->stop(plugin, 0);
+}
+
+/*
+ * A call in the middle of a list is refused: the copy ends after the calls before, on whatever stream, and the queue goes on. After a
+ * loss the end of the queue waits for them.
+ */
+static void ends_after_the_rest_of_a_list(void **state)
+{
+	static struct dray_piece pieces[5000];
+	static const struct {
+		int result, ret;
+	} rows[] = { { INVALID_VALUE, -EINVAL },
+		     { OUT_OF_MEMORY, -EINVAL },
+		     { ILLEGAL_ADDRESS, -EIO } };
+	const struct gpu_queue_spec spec = { .engines = true, .share = 100 };
+	const struct gpu_copy copy = {
+		.pieces = pieces, .n = 5000, .bytes = 5000 * 64, .engine = true, .route = GPU_WITHIN
+	};
+
+	NEEDS_PLUGIN();
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(pieces); i++)
+		pieces[i] = (struct dray_piece){ (void *)0x1000, (void *)0x2000, 64 };
+	assert_int_equal(start(0), 0);
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(rows); i++) {
+		int joined = driver.count("joined", 0);
+		struct gpu_queue *q;
+
+		assert_int_equal(ops->queue_new(plugin, &spec, &q, &err), 0);
+		driver.hold(true);
+		driver.refuse("cudaMemcpyBatchAsync", 0, rows[i].result);
+		driver.refuse_after(6);
+		assert_int_equal(ops->submit(q, &copy), rows[i].ret);
+		driver.refuse(NULL, 0, 0);
+		assert_int_equal(*q->done, 0);
+		if (rows[i].ret == -EINVAL) {
+			assert_int_equal(driver.count("joined", 0), joined + 3);
+			driver.hold(false);
+			assert_int_equal(*q->done, 1);
+			assert_int_equal(ops->check(q), 0);
+			assert_int_equal(ops->submit(q, &copy), 0);
+			assert_int_equal(*q->done, 2);
+			joined += 3;
+		}
+		driver.hold(false);
+		ops->queue_free(q);
+		assert_int_equal(driver.count("joined", 0), joined + 3);
+	}
 	ops->stop(plugin, 0);
 }
 
@@ -861,6 +911,7 @@ int main(void)
 		PLUGIN_TEST(notifies_when_the_queue_is_freed),
 		PLUGIN_TEST(copies_lists_by_engines),
 		PLUGIN_TEST(ends_copies_by_engines),
+		PLUGIN_TEST(ends_after_the_rest_of_a_list),
 		PLUGIN_TEST(refuses_drivers),
 		PLUGIN_TEST(copies_lists_from_host),
 		PLUGIN_TEST(copies_between_peers_by_engines),

@@ -563,6 +563,37 @@ static void lost_between_copies_of_a_slice(void **state)
 	}
 }
 
+/* The transfers of a copy that the driver refuses end alone, after the copies of theirs that are in flight. */
+static void refused(void **state)
+{
+	/* the second piece takes a copy of its own */
+	const uint64_t two[][3] = { { 0, 0, 4096 }, { 64 * KIB, 64 * KIB, 3 * MIB } };
+	struct gpu_rig g;
+
+	gpu_rig_init(&g, 64);
+	gpu_rig_region(&g, 0, 8 * MIB, 1);
+	gpu_rig_region(&g, -1, 8 * MIB, 1);
+	gpu_rig_pin(&g, &g.regions[1].region);
+	fake_gpu_hold(true);
+	gpu_rig_submit(&g, 0, true, 1, 2, two, 1);
+	gpu_rig_turn(&g);
+	gpu_rig_held(1);
+	fake_gpu_refuse(true);
+	gpu_rig_submit(&g, 1, true, 1, 2, two, 2);
+	gpu_rig_turn(&g);
+	fake_gpu_refuse(false);
+	gpu_rig_submit(&g, 2, true, 1, 2, two, 2);
+	gpu_rig_turn(&g);
+	assert_int_equal(g.rig.n_ended, 0);
+	fake_gpu_hold(false);
+	gpu_rig_until(&g, 3);
+	for (unsigned i = 0; i < 3; i++)
+		assert_int_equal(g.rig.ended[i].code,
+				 g.rig.ended[i].request_id == 1 ? DRAY_E_INTERNAL : 0);
+	assert_int_equal(g.rig.n_told, 0);
+	gpu_rig_deinit(&g);
+}
+
 static void busy(struct gpu_rig *g, unsigned device)
 {
 	atomic_store(&g->loads[device].busy, true);
@@ -737,6 +768,7 @@ int main(void)
 		cmocka_unit_test(lists_of_a_lost_device),
 		cmocka_unit_test(lost_with_both_queues),
 		cmocka_unit_test(lost_between_copies_of_a_slice),
+		cmocka_unit_test(refused),
 		cmocka_unit_test(ways_beside_a_busy_device),
 		cmocka_unit_test(the_load_changes),
 		cmocka_unit_test(the_other_device_is_lost),

@@ -148,8 +148,9 @@ static int copy(struct lab *l, const struct gpu_copy *c, int64_t *ret_ns)
 
 	if (!goes_on(l->m) || dray_timeout_passed(&l->timeout, from_ns))
 		return -EAGAIN;
-	if (l->m->ops->submit(q, c) < 0)
-		return -EIO;
+	ret = l->m->ops->submit(q, c);
+	if (ret < 0)
+		return ret;
 	ret = await(l, q, number);
 	*ret_ns = dray_now().ns - from_ns;
 	return ret;

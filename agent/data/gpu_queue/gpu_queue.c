@@ -313,6 +313,7 @@ int gpu_submit(struct core *c, unsigned device, unsigned lane, struct gpu_copy *
 	struct port *p = &c->gpu->ports[device];
 	uint32_t skip, at;
 	bool own;
+	int ret;
 
 	if (!gpu_is_up(c, device))
 		return -EIO;
@@ -324,10 +325,12 @@ int gpu_submit(struct core *c, unsigned device, unsigned lane, struct gpu_copy *
 	at = skip ? 0 : l->head;
 	if (!own)
 		copy->pieces = &l->pieces[at];
-	if (p->given->ops->submit(l->queue, copy) < 0) {
+	ret = p->given->ops->submit(l->queue, copy);
+	if (ret == -EIO) {
 		port_lost(c, device);
 		return -EIO;
 	}
+	t->refused = ret < 0;
 	t->n_pieces = 0;
 	if (!own) {
 		/* without copies in flight the skipped range was free already */
@@ -361,8 +364,10 @@ static bool is_done(const struct lane *l, const struct gpu_task *t)
 }
 
 /* Takes the task off and calls done(). Pieces return in order: those of a task in the middle go to the one before. */
-static void task_end(struct core *c, struct lane *l, struct gpu_task *t, uint32_t code)
+static void task_end(struct core *c, struct lane *l, struct gpu_task *t, bool done)
 {
+	uint32_t code = !done ? DRAY_E_GPU_LOST : t->refused ? DRAY_E_INTERNAL : 0;
+
 	if (l->tasks.next == &t->link)
 		l->used -= t->n_pieces;
 	else
@@ -390,7 +395,7 @@ static bool lane_poll(struct core *c, struct lane *l)
 		l->stalled = false;
 		l->since_ns = c->now_ns;
 		any = true;
-		task_end(c, l, t, done ? 0 : DRAY_E_GPU_LOST);
+		task_end(c, l, t, done);
 	}
 	if (any && p->going)
 		port_leave(c, l->device);
@@ -598,7 +603,7 @@ bool gpu_queues_announce(struct core *c)
 	return work;
 }
 
-/* True: its bytes are in place; false: the device is lost, or counts as lost for lack of progress. */
+/* True: it is done; false: the device is lost, or counts as lost for lack of progress. */
 static bool wait_for(struct core *c, struct port *p, struct lane *l, const struct gpu_task *t)
 {
 	struct dray_timeout timeout = dray_timeout_start(FINISH_LIMIT_NS);
@@ -627,6 +632,6 @@ void gpu_finish(struct core *c, struct gpu_task *t)
 	struct port *p = &c->gpu->ports[t->device];
 	struct lane *l = &p->lanes[t->lane];
 
-	task_end(c, l, t, wait_for(c, p, l, t) ? 0 : DRAY_E_GPU_LOST);
+	task_end(c, l, t, wait_for(c, p, l, t));
 	port_leave(c, l->device);
 }

@@ -15,9 +15,10 @@ struct gpu_task {
 	uint64_t number; /* of its last copy in its queue */
 	uint8_t device, lane;
 	uint32_t n_pieces; /* of the ring for pieces, returned when it is done */
+	bool refused;      /* by the driver, in part */
 	/*
-	 * Code 0: every byte is in place. DRAY_E_GPU_LOST: bytes may still move until the memory is closed. Runs in the
-	 * worker's turn, from progress(), stop() or drop() of transport gpu, never inside gpu_submit().
+	 * Code 0: every byte is in place. DRAY_E_GPU_LOST: bytes may still move until the memory is closed. DRAY_E_INTERNAL: the
+	 * driver refused the copy, and no byte moves. Runs in the worker's turn, from progress(), stop() or drop() of transport gpu, never inside gpu_submit().
 	 */
 	void (*done)(struct core *c, struct gpu_task *t, uint32_t code);
 };

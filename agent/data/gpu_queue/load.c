@@ -77,7 +77,7 @@ int gpu_probe_send(struct gpu_probe *p, const struct gpu_queues *q, bool alone, 
 
 	if (!q->queue[GPU_LANE_PROBE] || p->sent_ns || !claim(q->load, now_ns))
 		return 0;
-	if (q->ops->submit(q->queue[GPU_LANE_PROBE], &nothing) < 0)
+	if (q->ops->submit(q->queue[GPU_LANE_PROBE], &nothing) == -EIO)
 		return -EIO;
 	p->number++;
 	p->alone = alone;

@@ -28,6 +28,7 @@
 #define SLICES_UNDER_WAY 3
 #define LOST \
 	"a GPU of the transfer failed or was removed: register its memory again when it is back"
+#define REFUSED "the GPU driver refused a copy of the transfer"
 
 _Static_assert(GPU_LISTS_BYTES == OPS_PINNED_BYTES, "room for the store's slabs");
 
@@ -178,6 +179,9 @@ static void report_fault(struct core *c, const struct xfer *x)
 static void slice_end(struct core *c, struct slice *s)
 {
 	uint32_t code = s->end_code;
+	const char *detail = code == DRAY_E_GPU_LOST ? LOST :
+			     code == DRAY_E_INTERNAL ? REFUSED :
+						       XFER_FAULT_DETAIL;
 
 	dray_list_del(&s->link);
 	if (!code)
@@ -187,7 +191,7 @@ static void slice_end(struct core *c, struct slice *s)
 	if (code == DRAY_E_CANCELLED)
 		xfer_slice_done(c, s, s->xfer->code, NULL);
 	else
-		xfer_slice_done(c, s, code, code == DRAY_E_GPU_LOST ? LOST : XFER_FAULT_DETAIL);
+		xfer_slice_done(c, s, code, detail);
 }
 
 /* The first slice of one transfer or (NULL) of any that is over. */
@@ -240,9 +244,9 @@ static void batch_done(struct core *c, struct gpu_task *t, uint32_t code)
 	struct gpu_path *p = b->path;
 	struct gpu_transport *g = p->owner;
 
-	if (code)
+	if (code == DRAY_E_GPU_LOST)
 		lists_lost(b);
-	else
+	if (!code)
 		count_way(c, b);
 	if (code && p->carrier == b)
 		gpu_slice_over(g, dray_take(p->open), code);

@@ -350,7 +350,7 @@ static void copy_done(struct core *c, struct gpu_task *t, uint32_t code)
 
 	j->busy = false;
 	j->code = code;
-	if (code)
+	if (code == DRAY_E_GPU_LOST)
 		parts_lose(c, j);
 	gpu_path_ready(j->path);
 }

@@ -188,7 +188,7 @@ static void task_done(struct core *c, struct gpu_task *t, uint32_t code)
 {
 	struct stage_buffer *b = dray_container_of(t, struct stage_buffer, task);
 
-	b->lost |= code != 0;
+	b->lost |= code == DRAY_E_GPU_LOST;
 	finished(c, b, code);
 }
 

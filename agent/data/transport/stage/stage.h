@@ -100,8 +100,8 @@ void stage_wait(struct core *c, struct stage_waiter *w, enum stage_use use, enum
 
 /*
  * Copies between the buffer and its ranges on one device: to_gpu scatters, otherwise gathers. done() runs
- * exactly once, never inside the call, with b->code 0, or GPU_LOST if the device is lost or not up. done()
- * only notes the end: it ends no transfer and calls no stage_finish().
+ * exactly once, never inside the call, with b->code 0, GPU_LOST if the device is lost or not up, or INTERNAL if the driver
+ * refused the copy. done() only notes the end: it ends no transfer and calls no stage_finish().
  */
 void stage_copy(struct core *c, struct stage_buffer *b, unsigned device, bool to_gpu,
 		void (*done)(struct core *c, struct stage_buffer *b));
