@@ -9,6 +9,9 @@
 
 #include "schema/gen/errors.h"
 
+/* Sizes of a VMM allocation that are tried: 1 GiB of granules of 2 MiB. */
+#define TRIES_MAX 512u
+
 /* ipc: the memory as opened in the context of a peer. */
 struct ipc_view {
 	struct cuda_context *context; /* NULL: none */
@@ -168,25 +171,32 @@ static int vmm_open_to(const struct gpu_import *i, unsigned device, struct dray_
 		       cuda_fail(reterr, r, "the GPU cannot be given access to the memory");
 }
 
+/* No allocation is larger than its device. */
+static uint64_t vmm_most(const struct gpu_import *i, uint64_t granularity)
+{
+	return i->plugin->devices[i->device].info.memory / granularity * granularity;
+}
+
 /*
  * The driver maps an allocation only as a whole and does not report its size. Unless the exporter gave the size, it is
- * found by trying, from the end of the used part upwards by granules; a failed try costs about a microsecond.
+ * found by trying, from the end of the used part upwards by granules. A failed try costs up to 4 us, and other imports wait.
  */
 static cudaError_t vmm_map_whole(struct gpu_import *i, CUmemGenericAllocationHandle handle,
 				 const struct gpu_import_spec *spec, uint64_t granularity)
 {
-	/* no allocation is larger than its device */
-	uint64_t most = i->plugin->devices[i->device].info.memory / granularity * granularity;
-	uint64_t least = spec->allocation ? spec->allocation : spec->bytes;
+	uint64_t most = vmm_most(i, granularity);
+	uint64_t least = spec->allocation ? spec->allocation : spec->bytes, reserved;
 	cudaError_t r = cudaErrorInvalidValue;
 
-	if (spec->bytes <= least && least <= most)
-		r = CUDA_DRIVER_CALL(vmm_reserve, &i->address, spec->allocation ? least : most, 0,
-				     0, 0);
+	if (spec->bytes > least || least > most)
+		return r;
+	i->bytes = (least + granularity - 1) / granularity * granularity;
+	reserved = spec->allocation ? least :
+				      dray_min(most, i->bytes + (TRIES_MAX - 1) * granularity);
+	r = CUDA_DRIVER_CALL(vmm_reserve, &i->address, reserved, 0, 0, 0);
 	if (r != cudaSuccess)
 		return r;
-	i->reserved = spec->allocation ? least : most;
-	i->bytes = (least + granularity - 1) / granularity * granularity;
+	i->reserved = reserved;
 	r = i->bytes <= i->reserved ?
 		    CUDA_DRIVER_CALL(vmm_map, i->address, i->bytes, 0, handle, 0) :
 		    cudaErrorInvalidValue;
@@ -223,6 +233,12 @@ static int vmm_map(struct gpu_import *i, CUmemGenericAllocationHandle handle,
 		return dray_err_set(reterr, -EINVAL, DRAY_E_GPU_HANDLE,
 				    "the size of the VMM allocation is not %llu bytes",
 				    (unsigned long long)spec->allocation);
+	if (r == cudaErrorInvalidValue && i->reserved && i->reserved < vmm_most(i, granularity))
+		return dray_err_set(reterr, -EINVAL, DRAY_E_GPU_HANDLE,
+				    "the VMM allocation has none of the sizes from %llu to %llu "
+				    "bytes: send its size with the descriptor",
+				    (unsigned long long)spec->bytes,
+				    (unsigned long long)i->reserved);
 	if (r == cudaErrorInvalidValue)
 		return dray_err_set(reterr, -EINVAL, DRAY_E_REGION_TOO_SMALL,
 				    "the VMM allocation has less than %llu bytes",

@@ -10,7 +10,7 @@
 #define PLUGIN_DRIVER_CONTEXTS 8
 #define PLUGIN_DRIVER_FAILING 4
 #define PLUGIN_DRIVER_GRANULE (UINT64_C(2) << 20)
-#define PLUGIN_DRIVER_MEMORY (64 * PLUGIN_DRIVER_GRANULE)
+#define PLUGIN_DRIVER_MEMORY (2048 * PLUGIN_DRIVER_GRANULE)
 
 struct CUctx_st {
 	int device; /* -1: this element is free */

@@ -146,11 +146,12 @@ static void called(void *arg)
 	++*(unsigned *)arg;
 }
 
-static int import_ipc(unsigned device, uint8_t number, struct gpu_import **ret)
+/* variant: of the bytes of the handle that the driver ignores. */
+static int import_variant(unsigned device, uint8_t number, uint8_t variant, struct gpu_import **ret)
 {
 	struct gpu_import_spec spec = { .kind = GPU_IMPORT_IPC,
 					.device = device,
-					.handle = { (uint8_t)device, number },
+					.handle = { (uint8_t)device, number, variant },
 					.bytes = MIB,
 					.write = true };
 	uint64_t address, bytes;
@@ -159,22 +160,33 @@ static int import_ipc(unsigned device, uint8_t number, struct gpu_import **ret)
 	return ops->import(plugin, &spec, ret, &address, &bytes, &err);
 }
 
-/* Opens an allocation of 16 MiB on device 0; the driver's granularity is 2 MiB. */
-static int open_vmm(uint64_t bytes, uint64_t allocation, struct gpu_import **ret)
+static int import_ipc(unsigned device, uint8_t number, struct gpu_import **ret)
+{
+	return import_variant(device, number, 0, ret);
+}
+
+/* Opens an allocation on device 0; the driver's granularity is 2 MiB. */
+static int open_vmm_of(uint64_t size, uint64_t bytes, uint64_t allocation, struct gpu_import **ret)
 {
 	struct gpu_import_spec spec = {
 		.kind = GPU_IMPORT_VMM, .bytes = bytes, .allocation = allocation, .write = true
 	};
-	uint64_t address, there = 16 * MIB;
+	uint64_t address, there = size;
 	int r;
 
 	err = DRAY_ERR_NULL;
 	spec.fd = memfd_create("allocation", MFD_CLOEXEC);
-	assert_int_equal(ftruncate(spec.fd, 16 * MIB), 0);
+	assert_int_equal(ftruncate(spec.fd, (off_t)size), 0);
 	r = ops->import(plugin, &spec, ret, &address, &there, &err);
 	close(spec.fd);
-	assert_int_equal(there, 16 * MIB);
+	assert_int_equal(there, size);
 	return r;
+}
+
+/* The same of 16 MiB. */
+static int open_vmm(uint64_t bytes, uint64_t allocation, struct gpu_import **ret)
+{
+	return open_vmm_of(16 * MIB, bytes, allocation, ret);
 }
 
 /* --- notifications of a queue --------------------------------------------------------------------- */
@@ -896,8 +908,31 @@ static void maps_whole_allocations(void **state)
 	assert_int_equal(import_vmm(3 * MIB, UINT64_MAX), -EINVAL);
 	assert_int_equal(err.code, DRAY_E_GPU_HANDLE);
 	assert_int_equal(driver.count("maps", 0), 10);
-	assert_int_equal(import_vmm(17 * MIB, 0), -EINVAL);
+	assert_int_equal(import_vmm(17 * MIB, 17 * MIB), -EINVAL);
+	assert_int_equal(err.code, DRAY_E_GPU_HANDLE);
+	/* no size up to that of the device is it */
+	assert_int_equal(import_vmm(4095 * MIB, 0), -EINVAL);
 	assert_int_equal(err.code, DRAY_E_REGION_TOO_SMALL);
+	ops->stop(plugin, 0);
+}
+
+/* A client that does not tell the size of its allocation holds up others for a bounded time. */
+static void limits_the_search_for_a_size(void **state)
+{
+	struct gpu_import *i;
+	int before;
+
+	NEEDS_PLUGIN();
+	assert_int_equal(start(0), 0);
+	assert_int_equal(open_vmm_of(1024 * MIB, MIB, 0, &i), 0);
+	ops->release(i);
+	before = driver.count("maps", 0);
+	assert_int_equal(open_vmm_of(2048 * MIB, MIB, 0, &i), -EINVAL);
+	assert_int_equal(driver.count("maps", 0), before + 512);
+	assert_int_equal(err.code, DRAY_E_GPU_HANDLE);
+	assert_non_null(strstr(err.msg, "send its size"));
+	assert_int_equal(open_vmm_of(2048 * MIB, MIB, 2048 * MIB, &i), 0);
+	ops->release(i);
 	ops->stop(plugin, 0);
 }
 
@@ -919,6 +954,7 @@ int main(void)
 		PLUGIN_TEST(ends_after_copies_in_flight),
 		PLUGIN_TEST(makes_writes_visible),
 		PLUGIN_TEST(maps_whole_allocations),
+		PLUGIN_TEST(limits_the_search_for_a_size),
 		PLUGIN_TEST(has_one_context_for_each_device),
 		PLUGIN_TEST(pins_existing_memory_while_started),
 		PLUGIN_TEST(hands_out_own_memory),
