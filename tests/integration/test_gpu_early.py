@@ -9,9 +9,10 @@ import pytest
 import wire
 from dray import _library as lib
 from wire import codec as s
-from fake_gpu import GpuMemory, add, add_ipc, add_vmm, uuid
+from fake_gpu import FakeGpus, GpuMemory, add, add_ipc, add_vmm, uuid
 from harness import LIMIT, MIB, expect, noise, until
 from test_gpu import gpu_agent, metric  # noqa: F401: a fixture
+from test_owners import tenants
 
 EARLY = {"features": s.FEATURE_REGION_EARLY}
 
@@ -109,6 +110,24 @@ def test_waiting_transfers_are_limited(gpu_agent, via):  # noqa: F811
             client.write(region, remote, [(0, 0, MIB)], via=via).result(LIMIT)
         rows = [row for row in agent.ctl("quotas", "--json")["quotas"] if row["resource"] == "waiting_transfers"]
         assert [(row["used"], row["refused"]) for row in rows if row["tenant"] == "default"] == [(0, 2)], rows
+
+
+def test_owners_take_turns(lab, new_agent):
+    """The memory of an owner that registers many regions does not hold up another owner's: each has one region opened at a time."""
+    gpus = FakeGpus(lab.directory("gpus"))
+    agent, _ = tenants(new_agent, "many", "one", env=gpus.env, settings=gpus.settings)
+    many, one = (wire.Client(agent.directory / f"{name}.sock", timeout=LIMIT, **EARLY) for name in ("many", "one"))
+    with many, one, GpuMemory(MIB, 0, noise(MIB)) as memory:
+        target, remote = host(one, MIB)
+        with gpus.held("hold_import"):
+            for _ in range(4):
+                add_ipc(many, memory)
+            region = add_ipc(one, memory)
+            # the next two handles are opened
+            (gpus.directory / "hold_import").write_bytes(bytes(2))
+            one.write(region, remote, [(0, 0, MIB)]).result(LIMIT)
+            assert target.view == memory.view and gpus.status.imports == 2
+    gpus.idle()
 
 
 def test_wait_word_and_memory(gpu_agent):  # noqa: F811

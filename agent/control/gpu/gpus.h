@@ -80,12 +80,13 @@ struct gpu_part {
  * Opens n parts on the device (UUID or PCI address), one after the other; loads the plug-in and starts the device if needed. done(): the
  * memory with the parts' results (`parts` are the module's copy, until gpu_close()), or err. used: parts are used as soon as they are open.
  * So after an error those that are open stay until gpu_close(): done() has err with the memory, which is NULL if no part was begun.
+ * owner: of the client; owners take turns, and each has one gpu_open() under way at a time.
  * 0, or -errno with reterr, without done().
  */
 typedef void (*gpu_opened_fn)(void *arg, struct gpu_memory *memory, const struct gpu_part *parts,
 			      const struct dray_err *err);
-int gpu_open(struct gpus *g, const char *device, const struct gpu_part *parts, unsigned n,
-	     bool used, gpu_opened_fn done, void *arg, struct dray_err *reterr);
+int gpu_open(struct gpus *g, const void *owner, const char *device, const struct gpu_part *parts,
+	     unsigned n, bool used, gpu_opened_fn done, void *arg, struct dray_err *reterr);
 
 /* The gpu_open() with this arg is under way on the device, or waits for it. */
 bool gpu_opens_on(const struct gpus *g, const void *arg, unsigned device);

@@ -9,12 +9,15 @@
 
 #include "agent/control/gpu/internal.h"
 #include "lib/cleanup.h"
+#include "lib/time.h"
 #include "schema/gen/errors.h"
 
 #define PAGE 4096ull
+/* Time of a job that opens memory: others wait for it. */
+#define OPEN_NS (5 * (int64_t)DRAY_NS_PER_MS)
 
 enum memory_state {
-	MEMORY_WAITING, /* for the plug-in or the device */
+	MEMORY_WAITING, /* for the plug-in, the device, or other memory of the owner */
 	MEMORY_OPENING, /* a job imports its parts, or its refusal is under way */
 	MEMORY_OPEN,
 	MEMORY_CLOSING, /* a job releases its parts */
@@ -26,11 +29,12 @@ struct gpu_memory {
 	struct gpu_device *device; /* NULL: not known yet */
 	char name[GPU_NAME_BYTES];
 	enum memory_state state;
-	bool counted;   /* in device->memories */
-	bool used;      /* parts are used as soon as they are open */
-	bool open;      /* parts are open; after an error, some may be */
-	bool cancelled; /* closed after its job */
-	bool held;      /* closed after gpu_copies_ended() */
+	const void *owner; /* of the client */
+	bool counted;      /* in device->memories */
+	bool used;         /* parts are used as soon as they are open */
+	bool open;         /* parts are open; after an error, some may be */
+	bool cancelled;    /* closed after its job */
+	bool held;         /* closed after gpu_copies_ended() */
 	uint64_t bytes;
 	gpu_opened_fn done;
 	void *arg;
@@ -39,7 +43,7 @@ struct gpu_memory {
 	int error;
 	struct dray_err err;
 	struct dray_job job;
-	unsigned n;
+	unsigned n, imported, exported; /* parts; those that are done, or failed */
 	struct gpu_part parts[];
 };
 
@@ -148,15 +152,21 @@ static int export_dmabuf(struct gpu_memory *m, struct gpu_part *p)
 	return ret != -EIO ? 0 : dray_err_set(&m->err, -EIO, DRAY_E_GPU_LOST, "the GPU is lost");
 }
 
+static bool is_complete(const struct gpu_memory *m)
+{
+	return m->imported == m->n && (m->exported == m->n || !m->gpus->cfg->rdma.enable);
+}
+
+/* Opens parts for some time; for the rest the job is added again, behind those of other owners. */
 static void open_run(struct dray_job *j)
 {
 	struct gpu_memory *m = dray_container_of(j, struct gpu_memory, job);
+	int64_t until_ns = dray_now().ns + OPEN_NS;
 
 	m->error = 0;
-	for (unsigned i = 0; i < m->n && m->error >= 0; i++)
-		m->error = import(m, &m->parts[i]);
-	for (unsigned i = 0; i < m->n && m->error >= 0 && m->gpus->cfg->rdma.enable; i++)
-		m->error = export_dmabuf(m, &m->parts[i]);
+	while (m->error >= 0 && !is_complete(m) && dray_now().ns < until_ns)
+		m->error = m->imported < m->n ? import(m, &m->parts[m->imported++]) :
+						export_dmabuf(m, &m->parts[m->exported++]);
 	m->open = m->error >= 0 || m->used;
 	if (!m->open)
 		release(m);
@@ -173,9 +183,8 @@ static void opened(struct gpu_memory *m)
 	m->done(m->arg, m, m->parts, m->error < 0 ? &m->err : NULL);
 }
 
-static void open_done(struct dray_job *j)
+static void open_end(struct gpu_memory *m)
 {
-	struct gpu_memory *m = dray_container_of(j, struct gpu_memory, job);
 	struct gpu_device *d = m->device;
 
 	if (m->error == -EIO && m->counted)
@@ -204,6 +213,22 @@ static void open_done(struct dray_job *j)
 		opened(m);
 }
 
+static void owner_next(struct gpus *g, const void *owner);
+
+static void open_done(struct dray_job *j)
+{
+	struct gpu_memory *m = dray_container_of(j, struct gpu_memory, job);
+	struct gpus *g = m->gpus;
+	const void *owner = m->owner;
+
+	if (m->error >= 0 && !m->cancelled && !is_complete(m) && m->device->state == DEVICE_READY) {
+		dray_jobs_add(g->opener, &m->job, open_run, open_done);
+		return;
+	}
+	open_end(m);
+	owner_next(g, owner);
+}
+
 /* Its done() or cancelled() runs later. */
 static void refuse(struct gpu_memory *m, int error)
 {
@@ -227,6 +252,14 @@ static int check_kinds(const struct gpu_memory *m, struct dray_err *reterr)
 	return 0;
 }
 
+static bool owner_opens(const struct gpus *g, const void *owner)
+{
+	dray_list_for_each(&g->memories, m, const struct gpu_memory, link)
+		if (m->owner == owner && m->state == MEMORY_OPENING)
+			return true;
+	return false;
+}
+
 /* The next step towards MEMORY_OPENING. 0, or -errno with reterr: refused. */
 static int memory_step(struct gpu_memory *m, struct dray_err *reterr)
 {
@@ -247,6 +280,9 @@ static int memory_step(struct gpu_memory *m, struct dray_err *reterr)
 		gpu_device_start(m->device);
 		return 0;
 	}
+	/* owners take turns at the opener */
+	if (owner_opens(g, m->owner))
+		return 0;
 	m->state = MEMORY_OPENING;
 	m->counted = true;
 	m->device->memories++;
@@ -254,19 +290,35 @@ static int memory_step(struct gpu_memory *m, struct dray_err *reterr)
 	return 0;
 }
 
+static void step_or_refuse(struct gpu_memory *m)
+{
+	int ret = memory_step(m, &m->err);
+
+	if (ret < 0)
+		refuse(m, ret);
+}
+
+/* Memory of the owner waits for what was opened. */
+static void owner_next(struct gpus *g, const void *owner)
+{
+	dray_list_for_each(&g->memories, m, struct gpu_memory, link)
+		if (m->owner == owner && m->state == MEMORY_WAITING) {
+			step_or_refuse(m);
+			return;
+		}
+}
+
 void memories_step(struct gpus *g, const struct dray_err *why)
 {
 	dray_list_for_each(&g->memories, m, struct gpu_memory, link) {
-		int ret = -EOPNOTSUPP;
-
 		if (m->state != MEMORY_WAITING)
 			continue;
-		if (why)
-			m->err = *why;
-		else
-			ret = memory_step(m, &m->err);
-		if (ret < 0)
-			refuse(m, ret);
+		if (!why) {
+			step_or_refuse(m);
+			continue;
+		}
+		m->err = *why;
+		refuse(m, -EOPNOTSUPP);
 	}
 }
 
@@ -299,8 +351,8 @@ static struct gpu_memory *memory_new(struct gpus *g, const char *device,
 	return m;
 }
 
-int gpu_open(struct gpus *g, const char *device, const struct gpu_part *parts, unsigned n,
-	     bool used, gpu_opened_fn done, void *arg, struct dray_err *reterr)
+int gpu_open(struct gpus *g, const void *owner, const char *device, const struct gpu_part *parts,
+	     unsigned n, bool used, gpu_opened_fn done, void *arg, struct dray_err *reterr)
 {
 	struct gpu_memory *m;
 	int ret = 0;
@@ -312,6 +364,7 @@ int gpu_open(struct gpus *g, const char *device, const struct gpu_part *parts, u
 	if (!m)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY,
 				    "no memory for the handles of GPU memory");
+	m->owner = owner;
 	m->used = used;
 	m->done = done;
 	m->arg = arg;

@@ -235,7 +235,8 @@ static int open_gpu(struct region *region, const struct region_spec *spec, struc
 	if (e < 0)
 		return e;
 	snprintf(device, sizeof(device), "%.*s", (int)spec->m->device.n, spec->m->device.p);
-	e = gpu_open(r->deps.gpus, device, parts, n, spec->early, handle_opened, region, reterr);
+	e = gpu_open(r->deps.gpus, region->owner.uid_owner, device, parts, n, spec->early,
+		     handle_opened, region, reterr);
 	if (e < 0) {
 		handle_del(region);
 		return e;
