@@ -25,7 +25,7 @@ struct gpu_import {
 	struct gpu_plugin *plugin;
 	enum gpu_import_kind kind;
 	unsigned device;
-	unsigned refs; /* ipc: imports of the same handle share one */
+	unsigned refs; /* ipc: imports of the same memory share one */
 	CUdeviceptr address;
 	uint64_t bytes;
 	struct cuda_context *context;     /* ipc: the one that opened it */
@@ -140,6 +140,16 @@ static struct gpu_import *ipc_find(struct gpu_plugin *p, const struct gpu_import
 		if (i->kind == GPU_IMPORT_IPC && i->context == c &&
 		    memcmp(i->handle, spec->handle, GPU_HANDLE_BYTES) == 0)
 			return i;
+	return NULL;
+}
+
+/* The driver ignores some bytes of a handle: another import that was opened at the same address has the same memory. */
+static struct gpu_import *ipc_same(const struct gpu_import *i)
+{
+	dray_list_for_each(&i->plugin->imports, other, struct gpu_import, link)
+		if (other != i && other->kind == GPU_IMPORT_IPC && other->context == i->context &&
+		    other->address == i->address && other->bytes == i->bytes)
+			return other;
 	return NULL;
 }
 
@@ -317,8 +327,8 @@ static void import_free(struct gpu_import *i)
 static int import_locked(struct gpu_plugin *p, const struct gpu_import_spec *spec,
 			 struct gpu_import **ret, struct dray_err *reterr)
 {
+	struct gpu_import *i, *same;
 	struct cuda_context *c;
-	struct gpu_import *i;
 	int r = cuda_enter(p, spec->device, &c, reterr);
 
 	if (r < 0)
@@ -342,13 +352,16 @@ static int import_locked(struct gpu_plugin *p, const struct gpu_import_spec *spe
 	r = spec->kind == GPU_IMPORT_IPC ? ipc_open(i, c, reterr) : vmm_open(i, spec, reterr);
 	if (r == -EIO)
 		cuda_lost(c);
-	if (r == 0)
+	same = r == 0 && spec->kind == GPU_IMPORT_IPC ? ipc_same(i) : NULL;
+	if (r == 0 && !same)
 		r = open_to_all(i, reterr);
-	if (r < 0) {
+	if (r < 0 || same)
 		import_free(i);
+	if (r < 0)
 		return r;
-	}
-	*ret = i;
+	*ret = same ? same : i;
+	if (same)
+		same->refs++;
 	return 0;
 }
 

@@ -4,7 +4,7 @@
  * copy no bytes. The runtime of NVIDIA works over no other driver than NVIDIA's, so the plug-in's own unit test loads a plug-in that is
  * linked with this in its place, and chooses which functions fail. For one thread.
  *
- * IPC handle: the device of the memory, then a number. VMM: a descriptor of a file as large as the allocation, which is
+ * IPC handle: the device of the memory, then a number; the other bytes do not matter. VMM: a descriptor of a file as large as the allocation, which is
  * on device 0.
  */
 #pragma once

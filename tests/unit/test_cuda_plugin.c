@@ -729,6 +729,33 @@ static void opens_for_peers(void **state)
 	ops->stop(plugin, 2);
 }
 
+/*
+ * The driver ignores some bytes of a handle, and opens what differs in them at the same address: that is one import, with one place in
+ * the tables of peers.
+ */
+static void opens_an_allocation_once(void **state)
+{
+	struct gpu_import *first, *variant, *again;
+
+	NEEDS_PLUGIN();
+	assert_int_equal(start(0), 0);
+	assert_int_equal(start(1), 0);
+	assert_int_equal(import_ipc(0, 1, &first), 0);
+	assert_int_equal(import_variant(0, 1, 7, &variant), 0);
+	assert_int_equal(import_variant(0, 1, 7, &again), 0);
+	assert_ptr_equal(variant, first);
+	assert_ptr_equal(again, first);
+	assert_int_equal(driver.count("opened", 0), 1);
+	assert_int_equal(driver.count("opened", 1), 1);
+	ops->release(first);
+	ops->release(again);
+	assert_int_equal(driver.count("opened", 1), 1);
+	ops->release(variant);
+	assert_int_equal(driver.count("opened", 0) + driver.count("opened", 1), 0);
+	ops->stop(plugin, 0);
+	ops->stop(plugin, 1);
+}
+
 /* Memory that cannot be opened for a starting device: the device starts without that peer. */
 static void starts_without_a_peer(void **state)
 {
@@ -959,6 +986,7 @@ int main(void)
 		PLUGIN_TEST(pins_existing_memory_while_started),
 		PLUGIN_TEST(hands_out_own_memory),
 		PLUGIN_TEST(opens_for_peers),
+		PLUGIN_TEST(opens_an_allocation_once),
 		PLUGIN_TEST(starts_without_a_peer),
 		PLUGIN_TEST(starts_where_access_is_refused),
 		PLUGIN_TEST(a_lost_peer_affects_no_other_device),
