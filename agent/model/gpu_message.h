@@ -20,6 +20,7 @@
 enum gpu_command {
 	GPU_UP,      /* id: device; arg: struct gpu_queues of this worker, borrowed until GONE */
 	GPU_DOWN,    /* id: device; answered by GONE. Regions on it are dropped, or being dropped */
+	GPU_ENDED,   /* id: device: no copy of its queues is in flight any more */
 	GPU_STAGING, /* arg: struct gpu_staging of this worker, borrowed for its life */
 	GPU_LISTS, /* arg: GPU_LISTS_BYTES of pinned memory for this worker, borrowed for its life */
 	GPU_COPY_MEMORY, /* id: device; arg: struct gpu_copy_memory, borrowed until COPY_MEMORY_BACK; NULL: there is none now */

@@ -87,6 +87,11 @@ void gpu_rig_device(struct gpu_rig *g, unsigned device, bool up)
 		gpu_rig_turn(g);
 }
 
+void gpu_rig_ended(struct gpu_rig *g, unsigned device)
+{
+	message(g, GPU_ENDED, device, NULL);
+}
+
 void gpu_rig_stage(struct gpu_rig *g, uint64_t bytes)
 {
 	struct dray_err err = DRAY_ERR_NULL;

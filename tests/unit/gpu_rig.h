@@ -48,6 +48,8 @@ void gpu_rig_pin(struct gpu_rig *g, struct rig_region *r);
 void gpu_rig_lists(struct gpu_rig *g);
 /* Tells the worker that a device is there, or is not; at first all are. Waits until the worker has no more use for it. */
 void gpu_rig_device(struct gpu_rig *g, unsigned device, bool up);
+/* Tells the worker that no copy of the device is in flight any more. */
+void gpu_rig_ended(struct gpu_rig *g, unsigned device);
 /* Adds staging memory. */
 void gpu_rig_stage(struct gpu_rig *g, uint64_t bytes);
 /* Gives the worker copy memory on a device; 0 bytes: refuses it. And whether the worker has asked for it, or returned it. */

@@ -2,6 +2,7 @@
 /* Transfers of GPU memory through staging memory, because no device can move them directly. */
 #include "agent/data/transport/gpu/gpu.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -223,12 +224,98 @@ static void waits_for_a_buffer(void **state)
 	gpu_rig_deinit(&g);
 }
 
+/* Takes all free buffers and gives them back. True: one of them is at this address. */
+static bool is_free(struct core *c, const uint8_t *base)
+{
+	struct stage_buffer *held[64];
+	unsigned n = 0;
+	bool found = false;
+
+	for (unsigned use = 0; use < STAGE_USE_N; use++)
+		while ((held[n] = stage_get(c, (enum stage_use)use, DMSG_CLASS_LATENCY, NULL)))
+			found |= held[n++]->base == base;
+	while (n)
+		stage_put(c, held[--n]);
+	return found;
+}
+
+static const uint8_t *touched;
+
+/* A part of the copy is in flight when the device fails. */
+static int fail_in_the_middle(struct gpu_queue *q, const struct gpu_copy *copy)
+{
+	touched = copy->route == GPU_TO_HOST ? copy->pieces[0].to : copy->pieces[0].from;
+	fake_gpu_lose(0, true);
+	return -EIO;
+}
+
+static void copied(struct core *c, struct stage_buffer *b)
+{
+	assert_int_equal(b->code, DRAY_E_GPU_LOST);
+}
+
+static unsigned n_woken;
+
+static void woken(struct core *c, struct stage_waiter *w)
+{
+	n_woken++;
+}
+
+/* A buffer that a lost device may still access is not used until the copies of the device have ended; then it is given to a waiter. */
+static void buffers_of_a_lost_device(void **state)
+{
+	const uint64_t op[1][3] = { { 0, 0, 4 * KIB } };
+	struct gpu_plugin_ops ops = gpu_plugin_ops;
+
+	ops.submit = fail_in_the_middle;
+	for (unsigned network = 0; network < 2; network++) {
+		struct stage_waiter waiter = { .ready = woken };
+		struct gpu_rig g;
+		struct core *c = &g.rig.core;
+
+		begin(&g, 0, 64);
+		g.queues[0].ops = &ops;
+		if (network) {
+			struct stage_buffer *b = stage_get(c, STAGE_PEER, DMSG_CLASS_BULK, NULL);
+
+			b->ranges[0] = (struct iovec){ g.regions[0].region.view->extents[0].base,
+						       4 * KIB };
+			b->n_ranges = 1;
+			b->bytes = 4 * KIB;
+			stage_copy(c, b, 0, true, copied);
+			stage_progress(c);
+			assert_false(b->busy);
+			stage_put(c, b);
+		} else {
+			gpu_rig_submit(&g, 1, true, 1, 2, op, 1);
+			gpu_rig_until(&g, 1);
+			assert_int_equal(g.rig.ended[0].code, DRAY_E_GPU_LOST);
+		}
+		assert_false(is_free(c, touched));
+		dray_list_init(&waiter.link);
+		stage_wait(c, &waiter, STAGE_OWN, DMSG_CLASS_BULK);
+		n_woken = 0;
+		gpu_rig_device(&g, 0, false);
+		assert_int_equal(n_woken, 0);
+		gpu_rig_ended(&g, 0);
+		assert_int_equal(n_woken, 1);
+		assert_true(is_free(c, touched));
+		g.queues[0].ops = &gpu_plugin_ops;
+		gpu_rig_device(&g, 0, true);
+		gpu_rig_deinit(&g);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(every_path), cmocka_unit_test(no_staging_memory),
-		cmocka_unit_test(faults),     cmocka_unit_test(other_use_gives_back),
-		cmocka_unit_test(ends_early), cmocka_unit_test(waits_for_a_buffer),
+		cmocka_unit_test(every_path),
+		cmocka_unit_test(no_staging_memory),
+		cmocka_unit_test(faults),
+		cmocka_unit_test(other_use_gives_back),
+		cmocka_unit_test(ends_early),
+		cmocka_unit_test(waits_for_a_buffer),
+		cmocka_unit_test(buffers_of_a_lost_device),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -399,6 +399,8 @@ static void queues_end_done(struct dray_job *j)
 	}
 	d->hangs = false;
 	d->state = DEVICE_ENDED;
+	for (unsigned w = 0; w < d->gpus->n_workers; w++)
+		gpus_tell(d->gpus, w, GPU_ENDED, d->index, NULL);
 	memories_close_held(d->gpus);
 	copy_memories_free_held(d->gpus);
 	if (gpu_copies_ended(d->gpus, NULL))

@@ -597,7 +597,6 @@ static void gpu_message(struct core *c, void *state, const struct transport_mess
 		if (!g->devices[m->id])
 			paths_new(g, (unsigned)m->id);
 		gpu_queues_up(c, m->arg);
-		stage_device_up(c, (unsigned)m->id);
 		peers_update(c, g);
 		xfers_retry(c);
 		break;
@@ -605,6 +604,9 @@ static void gpu_message(struct core *c, void *state, const struct transport_mess
 		gpu_relay_down(c, g, (unsigned)m->id);
 		gpu_queues_down(c, (unsigned)m->id);
 		peers_update(c, g);
+		break;
+	case GPU_ENDED:
+		stage_device_ended(c, (unsigned)m->id);
 		break;
 	case GPU_COPY_MEMORY:
 		gpu_relay_given(c, g, (unsigned)m->id, m->arg);

@@ -126,6 +126,9 @@ static int copy_submit(struct core *c, struct gpu_job *j)
 	j->task.done = copy_done;
 	ret = gpu_submit(c, device, lane, &copy, n, &j->task);
 	j->busy = ret >= 0;
+	/* a part of it may be in flight */
+	if (ret == -EIO)
+		stage_lose(j->slice->staged, device);
 	if (j->busy)
 		xfer_note_gpu_way(j->slice->xfer,
 				  copy.engine ? DMSG_GPU_WAY_COPY_ENGINE : DMSG_GPU_WAY_KERNEL);

@@ -198,18 +198,21 @@ void stage_lose(struct stage_buffer *b, unsigned device)
 	b->device = (uint8_t)device;
 }
 
-void stage_device_up(struct core *c, unsigned device)
+void stage_device_ended(struct core *c, unsigned device)
 {
 	struct stage *st = c->stage;
 
 	if (!st)
 		return;
-	dray_list_for_each(&st->lost, b, struct stage_buffer, link) {
-		if (b->device != device)
-			continue;
-		b->lost = false;
-		dray_list_move(&st->free, &b->link);
-	}
+	dray_list_for_each(&st->lost, b, struct stage_buffer, link)
+		if (b->device == device)
+			dray_list_move(&st->free, &b->link);
+	/* those that are not given back yet, too */
+	for (uint32_t i = 0; i < st->n; i++)
+		if (st->buffers[i].device == device)
+			st->buffers[i].lost = false;
+	for (unsigned i = 0; i < STAGE_USE_N * 2; i++)
+		wake_waiters(c, &st->waiters[i / 2][i % 2]);
 }
 
 /* Copy engines make it beside the device's load, in their own queue; or, if the ranges are large, in the place of a kernel. */
@@ -243,7 +246,7 @@ static uint32_t pieces(const struct stage_buffer *b, bool engine, struct dray_pi
 	return n;
 }
 
-/* 0, -EAGAIN or -EIO. */
+/* 0, -EAGAIN or -EIO: the device may access the buffer if it was lost meanwhile. */
 static int submit(struct core *c, struct stage_buffer *b)
 {
 	struct gpu_copy copy = {
@@ -251,6 +254,7 @@ static int submit(struct core *c, struct stage_buffer *b)
 		.bytes = b->bytes,
 	};
 	unsigned lane;
+	int ret;
 
 	if (!gpu_is_up(c, b->device))
 		return -EIO;
@@ -258,8 +262,10 @@ static int submit(struct core *c, struct stage_buffer *b)
 	if (pieces(b, copy.engine, NULL) > gpu_room(c, b->device, lane))
 		return -EAGAIN;
 	b->task.done = task_done;
-	return gpu_submit(c, b->device, lane, &copy,
-			  pieces(b, copy.engine, gpu_pieces(c, b->device, lane)), &b->task);
+	ret = gpu_submit(c, b->device, lane, &copy,
+			 pieces(b, copy.engine, gpu_pieces(c, b->device, lane)), &b->task);
+	b->lost |= ret == -EIO;
+	return ret;
 }
 
 /* Copies that already wait for the same queue go first. */

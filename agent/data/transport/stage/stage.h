@@ -39,7 +39,7 @@ struct stage_buffer {
 	uint32_t n_ranges;
 	uint64_t bytes; /* in all ranges, at most stage_unit(); set by the holder */
 	bool busy;      /* a copy is in flight, done() has not run */
-	bool lost;      /* stage.c's: not reused until its device is up again */
+	bool lost;      /* stage.c's: not reused until the copies of its device have ended */
 	bool engines;   /* copy engines made the last copy; else a kernel */
 	uint32_t code;  /* of the last copy */
 
@@ -56,8 +56,8 @@ struct stage_buffer {
 struct stage_waiter {
 	struct dray_list link;
 	/*
-	 * A buffer may be free, unless another waiter took it. Runs inside stage_put(), once for each
-	 * stage_wait(), and only notes the event.
+	 * A buffer may be free, unless another waiter took it. Runs inside stage_put() or stage_device_ended(), once for
+	 * each stage_wait(), and only notes the event.
 	 */
 	void (*ready)(struct core *c, struct stage_waiter *w);
 };
@@ -86,8 +86,8 @@ struct stage_buffer *stage_get(struct core *c, enum stage_use use, enum dmsg_cla
 void stage_charge(struct stage_buffer *b, struct stage_account *account);
 /* The device was lost while it copied and may still access the buffer. stage_copy() notes this itself. */
 void stage_lose(struct stage_buffer *b, unsigned device);
-/* The device was started again: it accesses no buffer any more. */
-void stage_device_up(struct core *c, unsigned device);
+/* No copy of the device is in flight any more: it accesses no buffer. */
+void stage_device_ended(struct core *c, unsigned device);
 /*
  * Makes a buffer of other pinned memory, for stage_copy() and stage_finish() only. One copy may have up to
  * PMSG_FRAME_BYTES_MAX.
