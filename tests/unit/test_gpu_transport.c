@@ -292,6 +292,10 @@ static void polls(void **state)
 	assert_int_equal(transport_gpu.tick(c, c->transport_state[1]), c->now_ns);
 	c->now_ns += DRAY_NS_PER_MS / 2;
 	assert_true(transport_gpu.tick(c, c->transport_state[1]) > c->now_ns);
+	/* nor does the check of the device's health count as progress */
+	c->now_ns += DRAY_NS_PER_MS;
+	for (unsigned i = 0; i < 2; i++)
+		assert_true(transport_gpu.tick(c, c->transport_state[1]) > c->now_ns);
 	fake_gpu_hold(false);
 	gpu_rig_until(&g, 1);
 	/* over PCIe the copy takes 200 times as long, long enough to sleep */

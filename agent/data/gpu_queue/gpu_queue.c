@@ -55,6 +55,7 @@ struct lane {
 	uint64_t submitted; /* number of the last copy */
 	uint64_t announced; /* the plug-in reports when this one is done */
 	int64_t since_ns;   /* last progress, while there are tasks */
+	int64_t checked_ns; /* the same, or when the device was asked for its health since */
 	int64_t empty_ns;   /* when all tasks should be done */
 	bool stalled;       /* the wait for the first task was noted as load */
 	bool by_host;       /* the last one goes over the host bus, which is slow */
@@ -342,7 +343,7 @@ int gpu_submit(struct core *c, unsigned device, unsigned lane, struct gpu_copy *
 	t->lane = (uint8_t)(l - p->lanes);
 	t->number = ++l->submitted;
 	if (!l->n_tasks++) {
-		l->since_ns = l->empty_ns = c->now_ns;
+		l->since_ns = l->checked_ns = l->empty_ns = c->now_ns;
 		l->stalled = false;
 	}
 	l->empty_ns = dray_max(l->empty_ns, c->now_ns) + duration(copy);
@@ -393,7 +394,7 @@ static bool lane_poll(struct core *c, struct lane *l)
 			break;
 		}
 		l->stalled = false;
-		l->since_ns = c->now_ns;
+		l->since_ns = l->checked_ns = c->now_ns;
 		any = true;
 		task_end(c, l, t, done);
 	}
@@ -530,8 +531,8 @@ static int64_t lane_tick(struct core *c, struct lane *l)
 		return INT64_MAX;
 	if (p->lost)
 		return c->now_ns;
-	if (c->now_ns - l->since_ns >= CHECK_NS) {
-		l->since_ns = c->now_ns;
+	if (c->now_ns - l->checked_ns >= CHECK_NS) {
+		l->checked_ns = c->now_ns;
 		if (p->given->ops->check(l->queue) < 0) {
 			port_lost(c, l->device);
 			return c->now_ns;
@@ -543,7 +544,7 @@ static int64_t lane_tick(struct core *c, struct lane *l)
 	    (l->by_host && l->n_tasks > 1))
 		poll_ns = INT64_MAX;
 	poll_ns = dray_max(poll_ns, c->now_ns);
-	return dray_min(poll_ns, l->n_tasks > 1 ? c->now_ns + LOOK_NS : l->since_ns + CHECK_NS);
+	return dray_min(poll_ns, l->n_tasks > 1 ? c->now_ns + LOOK_NS : l->checked_ns + CHECK_NS);
 }
 
 int64_t gpu_queues_tick(struct core *c)
