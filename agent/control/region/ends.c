@@ -5,8 +5,6 @@
  * a token that has yet to end, and the workers drop a region after its grants. What importers of a region that ends urgently have not confirmed
  * by then is detached in the same turns.
  */
-#include <stdlib.h>
-
 #include "agent/control/region/internal.h"
 
 /* The next one that is to end. Tokens are in the order of their birth. NULL: none. */
@@ -40,17 +38,17 @@ static void end_tokens(struct region *region)
 /* Detaches importers of the token, as many as the turn has room for. True: none is left. */
 static bool detach_importers(struct token *t)
 {
-	struct turn_work *w = &t->region->regions->ends;
-	struct local_import *import;
+	struct regions *r = t->region->regions;
 
 	while (!dray_list_empty(&t->grants) || !dray_list_empty(&t->local_imports)) {
-		if (!turn_work_has_room(w))
+		if (!turn_work_has_room(&r->ends))
 			return false;
-		w->done++;
+		r->ends.done++;
 		if (!dray_list_empty(&t->grants))
 			grant_detach(dray_list_first(&t->grants, struct grant, token_link));
-		else if ((import = dray_list_pop(&t->local_imports, struct local_import, link)))
-			free(import);
+		else
+			local_import_free(r, dray_list_first(&t->local_imports, struct local_import,
+							     link));
 	}
 	return true;
 }

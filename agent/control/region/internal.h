@@ -31,6 +31,7 @@ struct regions {
 	bool draining;
 	struct dray_handles regions, tokens, leases, grants; /* leases: struct token, too */
 	struct dray_map peers;                               /* struct grant_peer by handle */
+	struct dray_map local_imports;                       /* by remote */
 	struct mappings mappings;
 	uint64_t bytes;
 	uint64_t revocations; /* begun */
@@ -127,7 +128,8 @@ struct token {
 
 /* A remote of this agent that imported a token. */
 struct local_import {
-	struct dray_list link;
+	struct dray_list link;          /* in token->local_imports */
+	struct dray_map_node by_remote; /* in regions->local_imports */
 	dray_handle remote;
 };
 
@@ -224,6 +226,7 @@ int token_add_local(struct token *t, struct remote_view *remote, struct dray_err
 /* Checks an import or an acquisition, local or by a peer. NULL with reterr. */
 struct token *token_find(struct regions *r, bool is_lease, const struct pmsg_import *m,
 			 const uint8_t importer[AGENT_ID_BYTES], struct dray_err *reterr);
+void local_import_free(struct regions *r, struct local_import *import);
 /* After a grant or local import has ended: frees the token if it was the last, and the token is revoked, expired or used. */
 void token_check(struct token *t);
 /* False: there are more that have expired than this turn has room for, and later turns go on. */

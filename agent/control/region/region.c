@@ -45,6 +45,7 @@ int regions_new(struct regions **ret, const struct regions_deps *deps)
 	dray_handles_init(&r->leases, DRAY_HANDLES_MAX, DMSG_HANDLE_KIND_LEASE);
 	dray_handles_init(&r->grants, DRAY_HANDLES_MAX, 0);
 	dray_map_init(&r->peers);
+	dray_map_init(&r->local_imports);
 	dray_map_init(&r->dead_tokens);
 	mappings_init(&r->mappings);
 	dray_list_init(&r->unended);
@@ -60,13 +61,13 @@ int regions_new(struct regions **ret, const struct regions_deps *deps)
 	return 0;
 }
 
-static void tokens_free(struct dray_handles *tokens)
+static void tokens_free(struct regions *r, struct dray_handles *tokens)
 {
 	struct token *t;
 
 	for (uint32_t at = 0; (t = dray_handles_next(tokens, &at, NULL));) {
 		dray_list_for_each(&t->local_imports, import, struct local_import, link)
-			free(import);
+			local_import_free(r, import);
 		if (t->lease)
 			lease_forget(t);
 		free(t);
@@ -94,8 +95,8 @@ struct regions *regions_free(struct regions *r)
 		}
 	for (uint32_t at = 0; (g = dray_handles_next(&r->grants, &at, NULL));)
 		free(g);
-	tokens_free(&r->tokens);
-	tokens_free(&r->leases);
+	tokens_free(r, &r->tokens);
+	tokens_free(r, &r->leases);
 	sd_event_source_disable_unref(r->lease_timer);
 	turn_work_deinit(&r->ends);
 	turn_work_deinit(&r->expiries);
@@ -108,6 +109,7 @@ struct regions *regions_free(struct regions *r)
 	dray_map_for_each(&r->peers, p, struct grant_peer, by_handle)
 		grant_peer_free(p);
 	dray_map_deinit(&r->peers);
+	dray_map_deinit(&r->local_imports);
 	dray_map_deinit(&r->dead_tokens);
 	dray_handles_deinit(&r->regions);
 	dray_handles_deinit(&r->grants);

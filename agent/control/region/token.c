@@ -396,6 +396,13 @@ int token_import_local(struct regions *r, const struct pmsg_token *token,
 	return t ? token_add_local(t, remote, reterr) : -EPERM;
 }
 
+void local_import_free(struct regions *r, struct local_import *import)
+{
+	dray_list_del(&import->link);
+	dray_map_del(&r->local_imports, &import->by_remote);
+	free(import);
+}
+
 int token_add_local(struct token *t, struct remote_view *remote, struct dray_err *reterr)
 {
 	struct local_import *import = calloc(1, sizeof(*import));
@@ -404,6 +411,8 @@ int token_add_local(struct token *t, struct remote_view *remote, struct dray_err
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a remote");
 	import->remote = remote->o.handle;
 	dray_list_add(&t->local_imports, &import->link);
+	dray_map_add(&t->region->regions->local_imports, &import->by_remote, &import->remote,
+		     sizeof(import->remote));
 	t->used = true;
 	remote->region = t->region->handle;
 	remote->offset = t->offset;
@@ -417,18 +426,16 @@ void local_remote_gone(struct regions *r, uint64_t token_id, dray_handle remote,
 {
 	bool is_lease = dray_handle_kind(token_id) == DMSG_HANDLE_KIND_LEASE;
 	struct token *t = dray_handles_get(is_lease ? &r->leases : &r->tokens, token_id);
+	struct local_import *import =
+		dray_map_entry(dray_map_find(&r->local_imports, &remote, sizeof(remote)),
+			       struct local_import, by_remote);
 	struct region *region;
 
 	if (!t)
 		return;
 	region = t->region;
-	dray_list_for_each(&t->local_imports, import, struct local_import, link) {
-		if (import->remote != remote)
-			continue;
-		dray_list_del(&import->link);
-		free(import);
-		break;
-	}
+	if (import)
+		local_import_free(r, import);
 	if (is_lease && !t->revoked)
 		lease_holder_gone(t, how);
 	else
