@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "netdetect/rdma/internal.h"
+#include "netdetect/source/netlink.h"
 
 /* Hop limit of an address handle from a port to itself. */
 #define PROOF_HOPS 64
@@ -135,7 +136,11 @@ static void prove(struct ibv_pd *pd, const struct nd_port *p, struct nd_gid *g)
 	struct ibv_ah *ah;
 
 	memcpy(a.grh.dgid.raw, &g->gid, sizeof(a.grh.dgid.raw));
+	errno = 0;
 	ah = ibv_create_ah(pd, &a);
+	/* without memory, for instance, it says nothing about the GID */
+	if (!ah && nd_is_transient(-errno))
+		return;
 	g->proof = ah ? ND_PROOF_OK : ND_PROOF_FAILED;
 	g->proof_error = ah ? 0 : errno;
 	if (ah)

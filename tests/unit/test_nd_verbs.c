@@ -293,6 +293,20 @@ static void device_without_memory_is_kept(void **state)
 	assert_false(nd_device_failing(now.v));
 }
 
+/* A device that refuses the address of a GID rejects it; one that has no memory for that does not. */
+static void handle_that_cannot_be_made_now(void **state)
+{
+	assert_int_equal(before.v->ports[0].gids.v[0].proof, ND_PROOF_OK);
+	device.handle = EINVAL;
+	now = scan(&before);
+	assert_int_equal(now.v->ports[0].gids.v[0].proof, ND_PROOF_FAILED);
+	assert_int_equal(now.v->ports[0].gids.v[0].proof_error, EINVAL);
+	nd_devices_deinit(&now);
+	device.handle = ENOMEM;
+	now = scan(&before);
+	assert_int_equal(now.v->ports[0].gids.v[0].proof, ND_PROOF_NONE);
+}
+
 int main(void)
 {
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
@@ -305,6 +319,7 @@ int main(void)
 		T(another_device_inherits_nothing),
 		T(failed_pkeys_count_on_infiniband_only),
 		T(device_without_memory_is_kept),
+		T(handle_that_cannot_be_made_now),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
