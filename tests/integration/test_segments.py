@@ -5,6 +5,7 @@ import contextlib
 import http.server
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -396,6 +397,34 @@ def test_hysteresis(lab, new_agent):
         assert "503" in state(agent, "a:1", "lost")["reason"]
         pages.pages["/health"] = 200, b"OK"
         state(agent, "a:1", "ready")
+
+
+def test_want_of_descriptors_loses_no_segment(lab, new_agent):
+    """Probes and masters that the agent has no descriptor for say nothing of segments."""
+    host = lab.hosts[0]
+    with Pages(host) as pages, Owner(listen(host), lambda conn: True) as owner:
+        plain, listed = f"{host.v4}:{port_of(owner.sock)}", f"{host.v4}:50053"
+        pages.pages["/health"] = 200, b"OK"
+        pages.detail((listed, "", "OK"))
+        agent = new_agent(settings={**QUICK_PROBES, "probe.fall": 2, "mooncake.masters": pages.url},
+                          env={"DRAY_SEGMENT_KNOWN": f"{plain} tcp,a:1 {pages.url}/health"})
+        for name in (plain, listed, "a:1"):
+            state(agent, name, "ready")
+        agent.new_text()
+        before = resource.prlimit(agent.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(agent.pid, resource.RLIMIT_NOFILE, (3, before[1]))
+        log = []
+
+        def tried():
+            log.append(agent.new_text())
+            lines = "".join(log).splitlines()
+            return sum(pages.url in line and "Too many open files" in line for line in lines) >= 4 or any("-> lost" in line for line in lines)
+        until(tried)
+        resource.prlimit(agent.pid, resource.RLIMIT_NOFILE, before)
+        asked = pages.asked
+        until(lambda: pages.asked > asked + 6)
+        assert not [e for e in agent.ctl("events", "--json")["events"] if e["new"] == "lost"], "".join(log)
+        assert all(row["state"] == "ready" for row in rows(agent).values())
 
 
 # --- the preferred segment ----------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 /* Many targets over time: states, limits, fairness, and callbacks that free their own target. */
 #include "tests/unit/probe_server.h"
 
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "agent/placement/probe/prober.h"
@@ -249,6 +250,37 @@ static void test_fails_at_once(void **state)
 	l.owners[7].free_other = &l.owners[8];
 	l.owners[7].free_when_probed = true;
 	until(&l, !o->w && !l.owners[7].w);
+	lab_stop(&l);
+}
+
+/* What the agent lacks says nothing of the target, which stays ready. */
+static void test_no_descriptors(void **state)
+{
+	struct rlimit before, none;
+	struct prober_totals t;
+	struct owner *o;
+	struct lab l;
+	unsigned n;
+
+	lab_start(&l);
+	o = watch(&l, 0, "tcp", l.v.where);
+	until(&l, o->changes == 2);
+	assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+	none = (struct rlimit){ .rlim_cur = 3, .rlim_max = before.rlim_max };
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+	n = o->probed;
+	until(&l, o->probed >= n + 8);
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+	assert_says(info(o).reason, "Too many open files");
+	assert_int_equal(info(o).state, STATE(READY));
+	assert_int_equal(info(o).failed, 0);
+	t = *prober_totals(l.p);
+	assert_int_equal(t.failures, 0);
+	assert_int_equal(t.in_flight, 0);
+	n = l.v.accepted;
+	until(&l, l.v.accepted > n && !info(o).in_flight);
+	assert_string_equal(info(o).reason, "it accepts connections");
+	assert_int_equal(o->changes, 2);
 	lab_stop(&l);
 }
 
@@ -529,6 +561,7 @@ int main(void)
 		cmocka_unit_test(test_garbage_and_resets),
 		cmocka_unit_test(test_known),
 		cmocka_unit_test(test_fails_at_once),
+		cmocka_unit_test(test_no_descriptors),
 		cmocka_unit_test(test_concurrency),
 		cmocka_unit_test(test_one_of_each_host),
 		cmocka_unit_test(test_next_of_host_goes),

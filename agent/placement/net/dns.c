@@ -10,9 +10,9 @@
 #include <sys/epoll.h>
 #include <sys/stat.h>
 
+#include "agent/placement/net/lack.h"
 #include "lib/cleanup.h"
 #include "lib/list.h"
-#include "schema/gen/errors.h"
 
 #define RESOLV_CONF "/etc/resolv.conf"
 /* Each further try waits twice as long. The timeouts of resolv.conf suit people and are too long here. */
@@ -118,6 +118,14 @@ static void on_state(void *arg, ares_socket_t fd, int readable, int writable)
 		socket_free(s);
 }
 
+/* -errno if this process can open no socket, and no file; c-ares does not tell. */
+static int lacks_socket(void)
+{
+	dray_auto_close int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+
+	return fd < 0 && dray_is_own_lack(-errno) ? -errno : 0;
+}
+
 static int make_channel(struct dns *d, const char *servers, struct dray_err *reterr)
 {
 	struct ares_options options = {
@@ -129,7 +137,7 @@ static int make_channel(struct dns *d, const char *servers, struct dray_err *ret
 	};
 	int mask = ARES_OPT_TIMEOUTMS | ARES_OPT_TRIES | ARES_OPT_LOOKUPS | ARES_OPT_SOCK_STATE_CB;
 	dray_auto_free char *file = strdup(d->file);
-	int status;
+	int status, lack;
 
 	options.resolvconf_path = file;
 	status = file ? ares_init_options(&d->channel, &options, mask | ARES_OPT_RESOLVCONF) :
@@ -139,6 +147,10 @@ static int make_channel(struct dns *d, const char *servers, struct dray_err *ret
 		status = ares_set_servers_ports_csv(d->channel, servers);
 	if (status == ARES_ENOMEM)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
+	lack = status == ARES_SUCCESS ? 0 : lacks_socket();
+	if (lack)
+		return dray_err_set(reterr, lack, net_error_code(lack), "looking up names: %s",
+				    dray_errno_text(lack));
 	if (status != ARES_SUCCESS)
 		return dray_err_set(reterr, -EIO, DRAY_E_IO,
 				    "names cannot be looked up by %s: %s; correct that file",
@@ -220,6 +232,7 @@ static void reason_set(const struct dns *d, int status, struct dns_answer *a)
 {
 	char servers[96], *buf = a->reason;
 	size_t n = sizeof(a->reason);
+	int lack;
 
 	a->code = DRAY_E_PEER_UNREACHABLE;
 	switch (status) {
@@ -241,8 +254,14 @@ static void reason_set(const struct dns *d, int status, struct dns_answer *a)
 		snprintf(buf, n, "no name server answers at %s%s",
 			 servers_show(d, servers, sizeof(servers)), without_file(d));
 		break;
-	/* c-ares also reports servers that fail in this way */
+	/* c-ares also reports servers that fail in this way, and that it could open no socket */
 	case ARES_ECONNREFUSED:
+		lack = lacks_socket();
+		if (lack) {
+			a->code = net_error_code(lack);
+			snprintf(buf, n, "%s", dray_errno_text(lack));
+			break;
+		}
 		snprintf(buf, n, "no name server at %s gives a valid answer%s",
 			 servers_show(d, servers, sizeof(servers)), without_file(d));
 		break;

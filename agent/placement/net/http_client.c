@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "agent/placement/net/http_client.h"
-#include "lib/fds.h"
 
 #include <errno.h>
 #include <stdarg.h>
@@ -11,9 +10,9 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
+#include "agent/placement/net/lack.h"
 #include "lib/time.h"
 #include "lib/units.h"
-#include "schema/gen/errors.h"
 
 #define READ_BYTES 32768
 /* a fast server must not keep the event loop from other work */
@@ -84,13 +83,15 @@ __attribute__((format(printf, 3, 4))) static void fail(struct http_call *g, int 
 	finish(g, NULL, &err);
 }
 
-/* No connection to this address. */
+/* No connection to this address. An address that this agent had no descriptor or memory for may be the one that answers. */
 static void refused(struct http_call *g, int code, const char *why)
 {
 	char text[DRAY_ADDR_TEXT_MAX];
 
-	g->failed = dray_err_of(code, "connecting to %s: %s",
-				dray_addr_show(&g->addrs[g->next - 1], text, sizeof(text)), why);
+	if (!net_is_lack(g->failed.code))
+		g->failed = dray_err_of(code, "connecting to %s: %s",
+					dray_addr_show(&g->addrs[g->next - 1], text, sizeof(text)),
+					why);
 	disconnect(g);
 }
 
@@ -194,8 +195,7 @@ static void try_next(struct http_call *g)
 			sd_event_source_set_enabled(g->timer, SD_EVENT_ONESHOT);
 			return;
 		}
-		refused(g, dray_lacks_fds(r) ? DRAY_E_NO_FDS : DRAY_E_PEER_UNREACHABLE,
-			dray_errno_text(r));
+		refused(g, net_error_code(r), dray_errno_text(r));
 	}
 	fail(g, g->failed.code, "%s", g->failed.msg);
 }
@@ -270,7 +270,7 @@ static int start(struct http_call *g, struct dray_err *reterr)
 	r = sd_event_add_time(g->request.event, &g->timer, CLOCK_MONOTONIC,
 			      (uint64_t)g->end_ns / 1000 + 1, 1000, on_timer, g);
 	if (r < 0)
-		return dray_err_set(reterr, r, DRAY_E_IO, "http://%.100s: %s", g->host,
+		return dray_err_set(reterr, r, net_error_code(r), "http://%.100s: %s", g->host,
 				    dray_errno_text(r));
 	return resolver_lookup(g->request.resolver, g->request.url.host, g->request.url.port,
 			       g->request.timeout_ns, on_addresses, g, &g->query, reterr);

@@ -19,7 +19,7 @@ struct http_call;
 /*
  * answer: a complete response of any status, valid during the call; NULL on failure. why: NULL, or the reason, which
  * names the host: DRAY_E_TIMEOUT, DRAY_E_TOO_LARGE, DRAY_E_PROTOCOL (not HTTP, or truncated), DRAY_E_PEER_UNREACHABLE
- * (name or connection), DRAY_E_PEER_LOST (closed or reset before the response was complete). The request has ended and
+ * (name or connection), DRAY_E_NO_FDS, DRAY_E_NO_MEMORY (this agent has none), DRAY_E_PEER_LOST (closed or reset before the response was complete). The request has ended and
  * must not be cancelled. fn may start other requests and free the resolver.
  */
 typedef void (*http_call_fn)(void *arg, const struct http_answer *answer,

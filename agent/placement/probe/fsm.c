@@ -95,6 +95,7 @@ enum dmsg_segment_state probe_fsm_end(struct probe_fsm *f, const struct dray_con
 	dray_assert(f->in_flight);
 	f->in_flight = false;
 	f->probes++;
+	f->given_up = 0;
 	if (ok) {
 		f->latency_ns = dray_max(latency_ns, (int64_t)1);
 		succeeded(f, cfg, reason, now);
@@ -102,6 +103,22 @@ enum dmsg_segment_state probe_fsm_end(struct probe_fsm *f, const struct dray_con
 		failed(f, cfg, reason, now);
 	}
 	return old;
+}
+
+enum dmsg_segment_state probe_fsm_give_up(struct probe_fsm *f, const struct dray_config *cfg,
+					  const char *reason, int64_t now)
+{
+	int64_t pause;
+
+	dray_assert(f->in_flight);
+	f->in_flight = false;
+	f->probes++;
+	if (f->given_up < UINT32_MAX)
+		f->given_up++;
+	snprintf(f->reason, sizeof(f->reason), "%s", reason);
+	pause = backoff_pause(f->given_up, cfg->probe.backoff_min, cfg->probe.backoff_max);
+	f->next_ns = now + backoff_spread(dray_min(pause, cfg->probe.interval));
+	return f->state;
 }
 
 void probe_fsm_hurry(struct probe_fsm *f, int64_t now)

@@ -33,6 +33,7 @@ struct probe_fsm {
 	int64_t next_ns;               /* the next probe is due; INT64_MAX while one is in flight */
 	uint32_t successes;            /* in a row */
 	uint32_t failures;             /* in a row */
+	uint32_t given_up;             /* in a row */
 	uint64_t failed;               /* probes, of all that ended */
 	int64_t latency_ns;            /* of the last success; 0: none */
 	uint64_t probes;               /* that ended */
@@ -51,6 +52,10 @@ enum dmsg_segment_state probe_fsm_begin(struct probe_fsm *f, int64_t now);
 /* The probe ended. latency_ns counts for a success. Returns the state before. */
 enum dmsg_segment_state probe_fsm_end(struct probe_fsm *f, const struct dray_config *cfg, bool ok,
 				      const char *reason, int64_t latency_ns, int64_t now);
+
+/* The agent could not make the probe, which says nothing of the target: it is due again after a pause. Returns the state. */
+enum dmsg_segment_state probe_fsm_give_up(struct probe_fsm *f, const struct dray_config *cfg,
+					  const char *reason, int64_t now);
 
 /* The next probe is due now; during a probe, as soon as that fails. */
 void probe_fsm_hurry(struct probe_fsm *f, int64_t now);

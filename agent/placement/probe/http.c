@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "agent/placement/net/http_client.h"
+#include "agent/placement/net/lack.h"
 #include "agent/placement/probe/internal.h"
 #include "lib/cleanup.h"
 #include "lib/plain.h"
@@ -66,6 +67,7 @@ static void answered(void *arg, const struct http_answer *h, const struct dray_e
 	/* the request has ended */
 	p->http = NULL;
 	if (!h) {
+		p->result.lacking = net_is_lack(why->code);
 		probe_fail(p, "%s", why->msg);
 		return;
 	}

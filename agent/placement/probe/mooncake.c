@@ -78,6 +78,7 @@ static void ready(struct probe *p, bool connected)
 	}
 	for (unsigned i = 0; i < READS_PER_CALL; i++) {
 		if (!make_room(p)) {
+			p->result.lacking = true;
 			probe_fail(p, "no memory for the reply");
 			return;
 		}

@@ -11,8 +11,8 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
+#include "agent/placement/net/lack.h"
 #include "agent/placement/probe/internal.h"
-#include "lib/fds.h"
 #include "lib/time.h"
 #include "schema/gen/errors.h"
 
@@ -88,6 +88,7 @@ static int next_address(struct probe *p, struct dray_err *reterr)
 		r = p->ops->try_address(p, a, &why);
 		if (r == 0)
 			return 0;
+		p->result.lacking |= dray_is_own_lack(r);
 		stop_attempt(p);
 		*reterr = why;
 	}
@@ -117,6 +118,7 @@ static void on_resolved(void *arg, const struct dray_addr *addrs, unsigned n,
 	p->query = NULL;
 	p->n_addrs = dray_min(n, (unsigned)RESOLVER_ADDRS_MAX);
 	if (!p->n_addrs) {
+		p->result.lacking = why && net_is_lack(why->code);
 		probe_fail(p, "%s", why ? why->msg : "the name has no addresses");
 		return;
 	}
@@ -177,8 +179,7 @@ static int on_io(sd_event_source *s, int fd, uint32_t revents, void *userdata)
 /* The kernel or the event loop is out of memory or descriptors. */
 static int exhausted(int r, struct dray_err *reterr)
 {
-	return dray_err_set(reterr, r, dray_lacks_fds(r) ? DRAY_E_NO_FDS : DRAY_E_NO_MEMORY,
-			    "a probe: %s", dray_errno_text(r));
+	return dray_err_set(reterr, r, net_error_code(r), "a probe: %s", dray_errno_text(r));
 }
 
 int probe_connect(struct probe *p, const struct dray_addr *addr, struct dray_err *reterr)

@@ -32,6 +32,7 @@ struct resolver;
 
 struct probe_result {
 	bool ok;
+	bool lacking; /* of a failure: this agent had no descriptors or memory for the probe, which tells nothing of the target */
 	int64_t latency_ns;            /* from the start to the end of the probe */
 	char reason[DRAY_ERR_MSG_MAX]; /* one line; never empty */
 };

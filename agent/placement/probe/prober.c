@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "lib/assert.h"
+#include "lib/fds.h"
 #include "lib/heap.h"
 #include "lib/list.h"
 #include "lib/map.h"
@@ -199,9 +200,13 @@ static void take_result(struct watch *w, const struct probe_result *r)
 	enum dmsg_segment_state old;
 
 	p->totals.probes++;
-	p->totals.failures += !r->ok;
+	p->totals.failures += !r->ok && !r->lacking;
 	release(w);
-	old = probe_fsm_end(&w->fsm, p->deps.cfg, r->ok, r->reason, r->latency_ns, now_ns(p));
+	if (!r->ok && r->lacking)
+		old = probe_fsm_give_up(&w->fsm, p->deps.cfg, r->reason, now_ns(p));
+	else
+		old = probe_fsm_end(&w->fsm, p->deps.cfg, r->ok, r->reason, r->latency_ns,
+				    now_ns(p));
 	plan(w);
 	report(w, old);
 }
@@ -222,13 +227,16 @@ static void start(struct watch *w)
 	struct prober *p = w->p;
 	struct probe_result failed = { .ok = false };
 	enum dmsg_segment_state old;
+	int r;
 
 	w->host->busy = true;
 	p->totals.in_flight++;
 	p->minor_in_flight += w->minor;
 	old = probe_fsm_begin(&w->fsm, now_ns(p));
-	if (probe_start(&w->probe, &p->probe_deps, &w->target, p->deps.cfg->probe.timeout,
-			on_probed, w, &why) < 0) {
+	r = probe_start(&w->probe, &p->probe_deps, &w->target, p->deps.cfg->probe.timeout,
+			on_probed, w, &why);
+	if (r < 0) {
+		failed.lacking = dray_is_own_lack(r);
 		memcpy(failed.reason, why.msg, sizeof(failed.reason));
 		take_result(w, &failed);
 	} else if (w->fsm.state != old) {

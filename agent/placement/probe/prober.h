@@ -56,7 +56,7 @@ const struct probe_target *watch_target(const struct watch *w);
 void prober_reconfigured(struct prober *p);
 
 struct prober_totals {
-	uint64_t probes, failures; /* that ended; of these, failed */
+	uint64_t probes, failures; /* that ended; of these, those that the target failed */
 	uint32_t in_flight, watches;
 };
 

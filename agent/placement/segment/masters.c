@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/placement/net/lack.h"
 #include "agent/placement/segment/internal.h"
 #include "lib/log.h"
 #include "schema/gen/errors.h"
@@ -93,6 +94,11 @@ static void on_failure(struct master_entry *e, const struct dray_err *why)
 {
 	struct segments *ss = e->ss;
 
+	/* the agent could not ask, which says nothing of the master */
+	if (net_is_lack(why->code)) {
+		log_limited(DRAY_LOG_WARNING, AREA, "%s", why->msg);
+		return;
+	}
 	if (!e->failures || strcmp(e->why, why->msg) != 0)
 		log_warning(AREA, "%s%s", why->msg,
 			    e->settled && !e->down ? "; its last list stays valid" : "");
