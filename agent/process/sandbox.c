@@ -132,10 +132,8 @@ static int set_attributes(scmp_filter_ctx ctx)
 
 static int fill(scmp_filter_ctx ctx, bool enforce, bool libraries)
 {
-	int ret = set_attributes(ctx);
+	int ret = add_names(ctx, SCMP_ACT_ALLOW, sandbox_allowed);
 
-	if (ret >= 0)
-		ret = add_names(ctx, SCMP_ACT_ALLOW, sandbox_allowed);
 	if (ret >= 0)
 		ret = add_with_arguments(ctx, libraries);
 	for (size_t i = 0; i < DRAY_ARRAY_SIZE(for_sanitizers) && ret >= 0; i++)
@@ -146,24 +144,41 @@ static int fill(scmp_filter_ctx ctx, bool enforce, bool libraries)
 	return ret;
 }
 
+static bool is_unsupported(int ret)
+{
+	return ret == -EINVAL || ret == -ENOSYS || ret == -EOPNOTSUPP;
+}
+
 int sandbox_enter(enum dray_config_agent_seccomp mode, bool libraries, struct dray_err *reterr)
 {
 	bool enforce = mode == DRAY_CONFIG_AGENT_SECCOMP_ENFORCE;
 	scmp_filter_ctx ctx;
+	bool unsupported;
 	int ret;
 
 	if (mode == DRAY_CONFIG_AGENT_SECCOMP_OFF) {
 		log_warning("agent", "agent.seccomp is off: system calls are not restricted");
 		return 0;
 	}
+	/* the library does not tell why it makes none: no memory, or a kernel without SCMP_ACT_LOG */
+	errno = 0;
 	ctx = seccomp_init(enforce ? SCMP_ACT_ERRNO(EPERM) : SCMP_ACT_LOG);
-	ret = ctx ? fill(ctx, enforce, libraries) : -EINVAL;
+	if (!ctx)
+		ret = enforce || errno == ENOMEM ? -ENOMEM : -EOPNOTSUPP;
+	else
+		ret = set_attributes(ctx);
+	/* an error of a rule says nothing of the kernel */
+	unsupported = is_unsupported(ret);
 	if (ret >= 0)
+		ret = fill(ctx, enforce, libraries);
+	if (ret >= 0) {
 		ret = seccomp_load(ctx);
+		unsupported = is_unsupported(ret);
+	}
 	seccomp_release(ctx);
 	/* returns the few hundred KiB that building the filter took */
 	malloc_trim(0);
-	if (ret == -EINVAL || ret == -ENOSYS || ret == -EOPNOTSUPP) {
+	if (unsupported) {
 		log_warning("agent",
 			    "the kernel has no seccomp filters: system calls are not restricted");
 		return 0;

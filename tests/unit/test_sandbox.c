@@ -11,6 +11,7 @@
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <pthread.h>
+#include <seccomp.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -346,6 +347,52 @@ static void do_without(void *arg)
 	CHILD_CHECK(filters() == before);
 }
 
+/* --- without memory, by --wrap --- */
+
+static enum { FAILS_NOTHING, FAILS_INIT, FAILS_RULE } failing;
+
+scmp_filter_ctx __real_seccomp_init(uint32_t action);
+scmp_filter_ctx __wrap_seccomp_init(uint32_t action);
+int __real_seccomp_rule_add_array(scmp_filter_ctx ctx, uint32_t action, int call, unsigned n,
+				  const struct scmp_arg_cmp *args);
+int __wrap_seccomp_rule_add_array(scmp_filter_ctx ctx, uint32_t action, int call, unsigned n,
+				  const struct scmp_arg_cmp *args);
+
+scmp_filter_ctx __wrap_seccomp_init(uint32_t action)
+{
+	if (failing != FAILS_INIT)
+		return __real_seccomp_init(action);
+	errno = ENOMEM;
+	return NULL;
+}
+
+int __wrap_seccomp_rule_add_array(scmp_filter_ctx ctx, uint32_t action, int call, unsigned n,
+				  const struct scmp_arg_cmp *args)
+{
+	return failing == FAILS_RULE && call == SYS_close ?
+		       -EINVAL :
+		       __real_seccomp_rule_add_array(ctx, action, call, n, args);
+}
+
+/* The agent does not serve without the filter that it is told to have. */
+static void do_no_filter(void *arg)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+
+	CHILD_CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+	failing = FAILS_INIT;
+	CHILD_CHECK(sandbox_enter(ENFORCE, true, &err) == -ENOMEM);
+	CHILD_CHECK(sandbox_enter(LOG, true, &err) == -ENOMEM);
+	failing = FAILS_RULE;
+	CHILD_CHECK(sandbox_enter(ENFORCE, true, &err) == -EINVAL);
+	CHILD_CHECK(strstr(err.msg, "agent.seccomp"));
+}
+
+static void test_no_filter(void **state)
+{
+	assert_int_equal(child_run(do_no_filter, NULL), 0);
+}
+
 static void test_without(void **state)
 {
 	enum dray_config_agent_seccomp mode[] = { ENFORCE, LOG };
@@ -374,15 +421,15 @@ static void test_lists(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_work),      cmocka_unit_test(test_no_code),
-		cmocka_unit_test(test_refused),   cmocka_unit_test(test_forbidden),
-		cmocka_unit_test(test_threads),   cmocka_unit_test(test_off),
-		cmocka_unit_test(test_without),   cmocka_unit_test(test_lists),
-		cmocka_unit_test(test_resolve),   cmocka_unit_test(test_state),
-		cmocka_unit_test(test_work),      cmocka_unit_test(test_refused),
-		cmocka_unit_test(test_forbidden), cmocka_unit_test(test_threads),
-		cmocka_unit_test(test_off),       cmocka_unit_test(test_without),
-		cmocka_unit_test(test_lists),
+		cmocka_unit_test(test_work),    cmocka_unit_test(test_no_code),
+		cmocka_unit_test(test_refused), cmocka_unit_test(test_forbidden),
+		cmocka_unit_test(test_threads), cmocka_unit_test(test_off),
+		cmocka_unit_test(test_without), cmocka_unit_test(test_no_filter),
+		cmocka_unit_test(test_lists),   cmocka_unit_test(test_resolve),
+		cmocka_unit_test(test_state),   cmocka_unit_test(test_work),
+		cmocka_unit_test(test_refused), cmocka_unit_test(test_forbidden),
+		cmocka_unit_test(test_threads), cmocka_unit_test(test_off),
+		cmocka_unit_test(test_without), cmocka_unit_test(test_lists),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
