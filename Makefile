@@ -207,6 +207,8 @@ $(SIMULATED_DRIVER): tests/gpu/simulated_driver.c tests/gpu/driver.h $(B)/flags
 $(O)/tests/unit/%.o: CFLAGS_own := -Wno-null-dereference
 # It has no memory for rules of the filter at times.
 $(B)/tests/unit/test_sandbox: LIBS_test += -Wl,--wrap=seccomp_init,--wrap=seccomp_rule_add_array
+# It has no memory for a request at times.
+$(B)/tests/unit/test_master: LIBS_test += -Wl,--wrap=http_start
 # It has no memory for packets at times.
 $(B)/tests/unit/test_worker: LIBS_test += -Wl,--wrap=packet_new
 # It counts what is ranked, and the segments that are asked whether they may go.

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "agent/placement/master/object.h"
+#include "agent/placement/net/http_client.h"
 #include "schema/gen/errors.h"
 #include "tests/unit/cm.h"
 #include "tests/unit/net_rig.h"
@@ -405,6 +406,36 @@ static void test_read(void **state)
 	r->detail.piece = 40;
 	r->detail.pause_us = 2000;
 	assert_good(r, "a:1    5 -1;", DETAIL);
+	rig_stop(r);
+}
+
+/* Requests that begin until there is no memory for another one, by --wrap; 0: no limit. */
+static unsigned requests_left;
+
+int __real_http_start(struct http_call **ret, const struct http_request *request,
+		      struct dray_err *reterr);
+int __wrap_http_start(struct http_call **ret, const struct http_request *request,
+		      struct dray_err *reterr);
+
+int __wrap_http_start(struct http_call **ret, const struct http_request *request,
+		      struct dray_err *reterr)
+{
+	if (requests_left && --requests_left == 0)
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "out of memory");
+	return __real_http_start(ret, request, reterr);
+}
+
+/* There is no memory for the request of the second page. */
+static void test_read_without_memory(void **state)
+{
+	struct rig *r = rig_start();
+
+	r->detail = reply(NOT_FOUND);
+	requests_left = 2;
+	assert_failed(r, DRAY_E_NO_MEMORY, "out of memory");
+	assert_string_equal(r->asked, DETAIL);
+	assert_int_equal(requests_left, 0);
+	assert_good(r, METRICS_SEGMENTS, DETAIL METRICS);
 	rig_stop(r);
 }
 
@@ -854,14 +885,23 @@ static void test_query_ends(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_detail),         cmocka_unit_test(test_detail_types),
-		cmocka_unit_test(test_detail_refused), cmocka_unit_test(test_detail_truncated),
-		cmocka_unit_test(test_metrics),        cmocka_unit_test(test_read),
-		cmocka_unit_test(test_read_fails),     cmocka_unit_test(test_too_large),
-		cmocka_unit_test(test_many),           cmocka_unit_test(test_url),
-		cmocka_unit_test(test_interval),       cmocka_unit_test(test_end),
-		cmocka_unit_test(test_object),         cmocka_unit_test(test_object_refusal),
-		cmocka_unit_test(test_query),          cmocka_unit_test(test_query_ends),
+		cmocka_unit_test(test_detail),
+		cmocka_unit_test(test_detail_types),
+		cmocka_unit_test(test_detail_refused),
+		cmocka_unit_test(test_detail_truncated),
+		cmocka_unit_test(test_metrics),
+		cmocka_unit_test(test_read),
+		cmocka_unit_test(test_read_without_memory),
+		cmocka_unit_test(test_read_fails),
+		cmocka_unit_test(test_too_large),
+		cmocka_unit_test(test_many),
+		cmocka_unit_test(test_url),
+		cmocka_unit_test(test_interval),
+		cmocka_unit_test(test_end),
+		cmocka_unit_test(test_object),
+		cmocka_unit_test(test_object_refusal),
+		cmocka_unit_test(test_query),
+		cmocka_unit_test(test_query_ends),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -140,11 +140,15 @@ static void get(struct master *m, const char *page, http_call_fn fn)
 
 static void on_detail(void *arg, const struct http_answer *response, const struct dray_err *why)
 {
+	struct master *m = arg;
+
+	/* its request has ended, and the next one may not begin */
+	m->get = NULL;
 	/* masters before 0.3.12 have no such page */
 	if (response && response->status == 404)
-		get(arg, METRICS, on_metrics);
+		get(m, METRICS, on_metrics);
 	else
-		on_page(arg, DETAIL, response, why);
+		on_page(m, DETAIL, response, why);
 }
 
 static int on_timer(sd_event_source *s, uint64_t usec, void *arg)
