@@ -141,10 +141,8 @@ int agent_start(struct agent *a, struct config *config, const struct config_args
 		ret = agent_start_modules(a, cfg, reterr);
 	if (ret >= 0)
 		ret = agent_start_work(a, cfg, reterr);
-	if (ret < 0) {
-		agent_deinit(a);
+	if (ret < 0)
 		return ret;
-	}
 	log_notice("agent", "ready agent_id=%s incarnation=%" PRIu64 " segment=%s workers=%u",
 		   identity_show(a->identity.agent_id, id), a->identity.incarnation,
 		   peers_segment(a->peers), a->pool.n);

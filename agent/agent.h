@@ -4,7 +4,7 @@
 
 #include "agent/control/agent.h"
 
-/* Starts all modules; on error none is left. config and args are borrowed. 0, or -errno with reterr. */
+/* Starts all modules. config and args are borrowed. 0, or -errno with reterr; agent_deinit() follows either. */
 int agent_start(struct agent *a, struct config *config, const struct config_args *args,
 		struct dray_err *reterr);
 

@@ -25,9 +25,11 @@ static int run(struct config *config, const struct config_args *args)
 		log_warning("config", "%s", config->warnings.v[i]);
 	if (agent_start(&agent, config, args, &err) < 0) {
 		log_error("agent", "%s", err.msg);
-		return 1;
+		status = 1;
+	} else {
+		status = agent_run(&agent);
 	}
-	status = agent_run(&agent);
+	/* a thread that does not end may still use the configuration */
 	if (!agent_deinit(&agent))
 		_exit(status);
 	return status;
