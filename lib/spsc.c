@@ -41,14 +41,25 @@ bool dray_spsc_push(struct dray_spsc *r, const void *elem)
 	return true;
 }
 
+/* Those that have moved to the ring make room first: some may wait for as long as the ring is used. */
+static void late_make_room(struct dray_spsc *r)
+{
+	if (r->late_at && r->late_at >= r->n_late / 2) {
+		r->n_late -= r->late_at;
+		memmove(r->late, r->late + (size_t)r->late_at * r->size, (size_t)r->n_late * r->size);
+		r->late_at = 0;
+		return;
+	}
+	r->late_cap = r->late_cap ? r->late_cap * 2 : 256;
+	r->late = dray_array_grow_sure(r->late, r->n_late, r->late_cap, r->size);
+}
+
 void dray_spsc_send(struct dray_spsc *r, const void *elem)
 {
 	if (!r->n_late && dray_spsc_push(r, elem))
 		return;
-	if (r->n_late == r->late_cap) {
-		r->late_cap = r->late_cap ? r->late_cap * 2 : 256;
-		r->late = dray_array_grow_sure(r->late, r->n_late, r->late_cap, r->size);
-	}
+	if (r->n_late == r->late_cap)
+		late_make_room(r);
 	memcpy(r->late + (size_t)r->n_late++ * r->size, elem, r->size);
 }
 
