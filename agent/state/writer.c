@@ -7,8 +7,8 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <sys/stat.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "agent/process/privilege.h"
 #include "agent/state/internal.h"
@@ -70,10 +70,17 @@ int writer_discard_file(struct state *s, int what, const struct dray_err *why,
 	return quarantine(s, "corrupt", why, reterr);
 }
 
-/* The directory is ours, but the file may not be opened. */
+/* The directory is ours, but the file may not be opened. EEXIST: it is a link to nothing. */
 static bool is_denied(int r)
 {
-	return r == -EACCES || r == -EPERM || r == -ELOOP || r == -ENXIO;
+	return r == -EACCES || r == -EPERM || r == -ELOOP || r == -ENXIO || r == -EEXIST;
+}
+
+static bool exists(const char *path)
+{
+	struct stat st;
+
+	return lstat(path, &st) == 0;
 }
 
 static int open_once(struct state *s, struct database_info *info, struct dray_err *reterr)
@@ -84,7 +91,7 @@ static int open_once(struct state *s, struct database_info *info, struct dray_er
 
 	if (r == 0)
 		return 0;
-	if (r < 0 && (!is_denied(r) || access(s->path, F_OK) < 0)) {
+	if (r < 0 && (!is_denied(r) || !exists(s->path))) {
 		*reterr = why;
 		return r;
 	}

@@ -360,6 +360,20 @@ static void a_directory_is_moved_away(void **state)
 	rig_close(&r);
 }
 
+static void links_without_a_file_are_moved_away(void **state)
+{
+	static const char *const targets[] = { "nothing", "state.db" };
+	struct rig r = { 0 };
+
+	for (unsigned i = 0; i < 2; i++) {
+		assert_int_equal(symlink(targets[i], path_of("state.db")), 0);
+		assert_works(&r);
+		assert_int_equal(count_files("state.db.corrupt-"), i + 1);
+		rig_close(&r);
+		assert_int_equal(unlink(path_of("state.db")), 0);
+	}
+}
+
 static void another_programs_database_is_moved_away(void **state)
 {
 	struct rig r = { 0 };
@@ -496,6 +510,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(an_empty_file_becomes_a_new_database, setup,
 						teardown),
 		cmocka_unit_test_setup_teardown(a_directory_is_moved_away, setup, teardown),
+		cmocka_unit_test_setup_teardown(links_without_a_file_are_moved_away, setup,
+						teardown),
 		cmocka_unit_test_setup_teardown(another_programs_database_is_moved_away, setup,
 						teardown),
 		cmocka_unit_test_setup_teardown(a_newer_file_is_moved_away, setup, teardown),
