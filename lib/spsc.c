@@ -46,7 +46,8 @@ static void late_make_room(struct dray_spsc *r)
 {
 	if (r->late_at && r->late_at >= r->n_late / 2) {
 		r->n_late -= r->late_at;
-		memmove(r->late, r->late + (size_t)r->late_at * r->size, (size_t)r->n_late * r->size);
+		memmove(r->late, r->late + (size_t)r->late_at * r->size,
+			(size_t)r->n_late * r->size);
 		r->late_at = 0;
 		return;
 	}

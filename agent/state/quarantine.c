@@ -25,13 +25,27 @@
  */
 static const char *const companions[] = { "-wal", "-journal" };
 
+/* For file systems without RENAME_NOREPLACE, such as NFS. The directory is the agent's own. */
+static int rename_to_free(int dir_fd, const char *old, const char *new)
+{
+	struct stat st;
+
+	if (fstatat(dir_fd, new, &st, AT_SYMLINK_NOFOLLOW) == 0)
+		return -EEXIST;
+	if (errno != ENOENT)
+		return -errno;
+	return renameat(dir_fd, old, dir_fd, new) < 0 ? -errno : 0;
+}
+
 static int move(int dir_fd, const char *from, const char *to, const char *suffix)
 {
 	char old[QUARANTINE_NAME_BYTES + 16], new[QUARANTINE_NAME_BYTES + 16];
 
 	snprintf(old, sizeof(old), "%s%s", from, suffix);
 	snprintf(new, sizeof(new), "%s%s", to, suffix);
-	return renameat2(dir_fd, old, dir_fd, new, RENAME_NOREPLACE) < 0 ? -errno : 0;
+	if (renameat2(dir_fd, old, dir_fd, new, RENAME_NOREPLACE) == 0)
+		return 0;
+	return errno == EINVAL ? rename_to_free(dir_fd, old, new) : -errno;
 }
 
 static int move_all(int dir_fd, const char *from, const char *to)

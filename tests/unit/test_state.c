@@ -3,6 +3,7 @@
 #include "agent/state/state.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <sqlite3.h>
 #include <stdio.h>
@@ -406,6 +407,22 @@ static void a_newer_file_is_moved_away(void **state)
 	rig_close(&r);
 }
 
+/* File systems such as NFS have no RENAME_NOREPLACE; by --wrap. */
+static bool renames_only_plainly;
+
+int __real_renameat2(int old_dir, const char *old, int new_dir, const char *new,
+		     unsigned int flags);
+int __wrap_renameat2(int old_dir, const char *old, int new_dir, const char *new,
+		     unsigned int flags);
+
+int __wrap_renameat2(int old_dir, const char *old, int new_dir, const char *new, unsigned int flags)
+{
+	if (!renames_only_plainly || !flags)
+		return __real_renameat2(old_dir, old, new_dir, new, flags);
+	errno = EINVAL;
+	return -1;
+}
+
 /* The oldest is removed, with its journal files. */
 static void three_are_kept(void **state)
 {
@@ -426,6 +443,13 @@ static void three_are_kept(void **state)
 	}
 	assert_int_equal(quarantine_file(dir, "state.db", "corrupt", names[0], &err), -ENOENT);
 	assert_non_null(strstr(err.msg, "renaming"));
+}
+
+static void three_are_kept_on_nfs(void **state)
+{
+	renames_only_plainly = true;
+	three_are_kept(state);
+	renames_only_plainly = false;
 }
 
 static void truncated_files_open(void **state)
@@ -516,6 +540,7 @@ int main(void)
 						teardown),
 		cmocka_unit_test_setup_teardown(a_newer_file_is_moved_away, setup, teardown),
 		cmocka_unit_test_setup_teardown(three_are_kept, setup, teardown),
+		cmocka_unit_test_setup_teardown(three_are_kept_on_nfs, setup, teardown),
 		cmocka_unit_test_setup_teardown(truncated_files_open, setup, teardown),
 		cmocka_unit_test_setup_teardown(flipped_bytes_open, setup, teardown),
 		cmocka_unit_test_setup_teardown(invalid_rows_are_ignored, setup, teardown),
