@@ -211,6 +211,8 @@ $(B)/tests/unit/test_sandbox: LIBS_test += -Wl,--wrap=seccomp_init,--wrap=seccom
 $(B)/tests/unit/test_master: LIBS_test += -Wl,--wrap=http_start
 # Its file system does not know RENAME_NOREPLACE at times.
 $(B)/tests/unit/test_state: LIBS_test += -Wl,--wrap=renameat2
+# It has no memory for timers at times.
+$(B)/tests/unit/test_resolver: LIBS_test += -Wl,--wrap=sd_event_add_time_relative
 # It has no memory for packets at times.
 $(B)/tests/unit/test_worker: LIBS_test += -Wl,--wrap=packet_new
 # It counts what is ranked, and the segments that are asked whether they may go.

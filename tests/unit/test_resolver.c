@@ -2,6 +2,7 @@
 /* Looking up names, with a name server of the test. */
 #include "agent/placement/net/resolver.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -454,6 +455,51 @@ static void test_many_names(void **state)
 	rig_stop(&r);
 }
 
+/* There is no memory for timers, by --wrap. */
+static bool timers_fail;
+
+int __real_sd_event_add_time_relative(sd_event *e, sd_event_source **ret, clockid_t clock,
+				      uint64_t usec, uint64_t accuracy,
+				      sd_event_time_handler_t callback, void *arg);
+int __wrap_sd_event_add_time_relative(sd_event *e, sd_event_source **ret, clockid_t clock,
+				      uint64_t usec, uint64_t accuracy,
+				      sd_event_time_handler_t callback, void *arg);
+
+int __wrap_sd_event_add_time_relative(sd_event *e, sd_event_source **ret, clockid_t clock,
+				      uint64_t usec, uint64_t accuracy,
+				      sd_event_time_handler_t callback, void *arg)
+{
+	return timers_fail ? -ENOMEM :
+			     __real_sd_event_add_time_relative(e, ret, clock, usec, accuracy,
+							       callback, arg);
+}
+
+/* Names whose lookups fail for want of memory are not kept. */
+static void test_no_memory(void **state)
+{
+	struct dns_entry table[] = {
+		{ .name = "four.test", .v4 = { "127.0.0.9" } },
+		{ .name = NULL },
+	};
+	struct rig r = rig_start(table);
+	struct dray_err err = DRAY_ERR_NULL;
+	struct asked a = { .called = 0 };
+	char host[32];
+
+	timers_fail = true;
+	for (unsigned i = 0; i < 4096; i++) {
+		snprintf(host, sizeof(host), "name-%u.test", i);
+		assert_int_equal(resolver_lookup(r.resolver, host, 7411, LONG_NS, on_answer, &a,
+						 NULL, &err),
+				 -ENOMEM);
+		assert_true(sd_event_run(r.event, 0) >= 0);
+	}
+	timers_fail = false;
+	a = look_up(&r, "four.test", LONG_NS);
+	assert_addr(&a, 0, "127.0.0.9:7411");
+	rig_stop(&r);
+}
+
 static void test_resolv_conf_changes(void **state)
 {
 	struct dns_entry table[] = {
@@ -495,6 +541,7 @@ int main(void)
 		cmocka_unit_test(test_cancel),
 		cmocka_unit_test(test_end),
 		cmocka_unit_test(test_others_go_on),
+		cmocka_unit_test(test_no_memory),
 		cmocka_unit_test(test_many_names),
 		cmocka_unit_test(test_resolv_conf_changes),
 	};

@@ -333,11 +333,12 @@ int resolver_lookup(struct resolver *r, const char *host, unsigned port, int64_t
 		if (q->name->known && dray_list_empty(&q->name->queue))
 			dray_list_add(&r->ready, &q->name->queue);
 	}
+	/* also for a new name whose only query fails here: it is freed then */
+	turn_work_go_on(&r->answers);
 	if (!q || !q->name || query_arm(r, q) < 0) {
 		resolver_cancel(q);
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "%s: out of memory", host);
 	}
-	turn_work_go_on(&r->answers);
 	if (ret)
 		*ret = q;
 	return 0;
