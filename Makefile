@@ -213,6 +213,8 @@ $(B)/tests/unit/test_master: LIBS_test += -Wl,--wrap=http_start
 $(B)/tests/unit/test_state: LIBS_test += -Wl,--wrap=renameat2
 # It has no memory for timers at times.
 $(B)/tests/unit/test_resolver: LIBS_test += -Wl,--wrap=sd_event_add_time_relative
+# Its sockets have a certain port at times.
+$(B)/tests/unit/test_http_client: LIBS_test += -Wl,--wrap=socket
 # It has no memory for packets at times.
 $(B)/tests/unit/test_worker: LIBS_test += -Wl,--wrap=packet_new
 # It counts what is ranked, and the segments that are asked whether they may go.

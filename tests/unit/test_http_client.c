@@ -2,6 +2,7 @@
 /* URLs, and GET requests to a server whose answers the test sets. */
 #include "agent/placement/net/http_client.h"
 
+#include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -586,6 +587,47 @@ static void test_cancel(void **state)
 	rig_stop(r);
 }
 
+/* Sockets begin at this port of 127.0.0.1, by --wrap; 0: at any. */
+static uint16_t port_of_sockets;
+
+int __real_socket(int family, int type, int protocol);
+int __wrap_socket(int family, int type, int protocol);
+
+int __wrap_socket(int family, int type, int protocol)
+{
+	struct sockaddr_in a = { .sin_family = AF_INET,
+				 .sin_port = htons(port_of_sockets),
+				 .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	int fd = __real_socket(family, type, protocol);
+
+	if (port_of_sockets)
+		assert_int_equal(bind(fd, (struct sockaddr *)&a, sizeof(a)), 0);
+	return fd;
+}
+
+/* The kernel chose the port that nobody listens at for the other end, too. */
+static void test_own_echo(void **state)
+{
+	struct sockaddr_in a = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	struct rig *r = rig_start();
+	socklen_t len = sizeof(a);
+	struct got g = { 0 };
+	char url[64];
+
+	assert_int_equal(bind(fd, (struct sockaddr *)&a, len), 0);
+	assert_int_equal(getsockname(fd, (struct sockaddr *)&a, &len), 0);
+	close(fd);
+	snprintf(url, sizeof(url), "http://127.0.0.1:%u/", ntohs(a.sin_port));
+	start(r, url, LONG_NS, &g);
+	port_of_sockets = ntohs(a.sin_port);
+	assert_true(net_until(r->event, g.called));
+	port_of_sockets = 0;
+	assert_int_equal(g.err.code, DRAY_E_PEER_UNREACHABLE);
+	assert_non_null(strstr(g.err.msg, "Connection refused"));
+	rig_stop(r);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -602,6 +644,7 @@ int main(void)
 		cmocka_unit_test(test_unreachable),
 		cmocka_unit_test(test_no_answer),
 		cmocka_unit_test(test_next_address),
+		cmocka_unit_test(test_own_echo),
 		cmocka_unit_test(test_cancel),
 	};
 

@@ -11,6 +11,7 @@
 #include <sys/socket.h>
 
 #include "agent/placement/net/lack.h"
+#include "agent/placement/net/own_echo.h"
 #include "lib/time.h"
 #include "lib/units.h"
 
@@ -153,6 +154,8 @@ static int on_io(sd_event_source *s, int fd, uint32_t revents, void *arg)
 	if (!g->connected) {
 		if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &err, &n) < 0)
 			err = errno;
+		if (!err && net_is_own_echo(fd))
+			err = ECONNREFUSED;
 		if (err) {
 			refused(g, DRAY_E_PEER_UNREACHABLE, dray_errno_text(err));
 			try_next(g);

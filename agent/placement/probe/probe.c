@@ -12,6 +12,7 @@
 #include <sys/socket.h>
 
 #include "agent/placement/net/lack.h"
+#include "agent/placement/net/own_echo.h"
 #include "agent/placement/probe/internal.h"
 #include "lib/time.h"
 #include "schema/gen/errors.h"
@@ -127,23 +128,6 @@ static void on_resolved(void *arg, const struct dray_addr *addrs, unsigned n,
 		probe_fail(p, "%s", err.msg);
 }
 
-/*
- * If nothing listens on a local port, the kernel may choose that port for our end, and the socket is then connected to
- * itself. Such a connection ends by a reset, so that the port is free for its server.
- */
-static bool is_own_echo(int fd)
-{
-	struct linger l = { .l_onoff = 1, .l_linger = 0 };
-	struct dray_addr here = { .len = sizeof(here.ss) }, there = { .len = sizeof(there.ss) };
-
-	if (getsockname(fd, &here.sa, &here.len) < 0 || getpeername(fd, &there.sa, &there.len) < 0)
-		return false;
-	if (here.len != there.len || memcmp(&here.ss, &there.ss, here.len) != 0)
-		return false;
-	setsockopt(fd, SOL_SOCKET, SO_LINGER, &l, sizeof(l));
-	return true;
-}
-
 static void handle_connected(struct probe *p)
 {
 	socklen_t len = sizeof(int);
@@ -155,7 +139,7 @@ static void handle_connected(struct probe *p)
 		probe_fail_address(p, "%s", dray_errno_text(err));
 		return;
 	}
-	if (is_own_echo(p->fd)) {
+	if (net_is_own_echo(p->fd)) {
 		probe_fail_address(p, "%s", dray_errno_text(ECONNREFUSED));
 		return;
 	}
