@@ -23,8 +23,8 @@
 #include "schema/gen/config.h"
 
 /*
- * Installs the filter for all present and future threads of this process. LOG: no call fails, the audit log names the
- * calls that would. OFF: no filter. A kernel without seccomp filters causes a warning. libraries: some may still be
+ * Installs the filter for all present and future threads of this process. LOG: no call fails but clone3, the audit log names
+ * the others that would. OFF: no filter. A kernel without seccomp filters causes a warning. libraries: some may still be
  * loaded. Needs no_new_privs. 0, or -errno with reterr.
  */
 int sandbox_enter(enum dray_config_agent_seccomp mode, bool libraries, struct dray_err *reterr);
