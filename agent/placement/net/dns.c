@@ -139,6 +139,11 @@ static int make_channel(struct dns *d, const char *servers, struct dray_err *ret
 	dray_auto_free char *file = strdup(d->file);
 	int status, lack;
 
+#ifdef ARES_OPT_QUERY_CACHE
+	/* none: the resolver keeps answers for a shorter time, and c-ares would keep failures, too */
+	options.qcache_max_ttl = 0;
+	mask |= ARES_OPT_QUERY_CACHE;
+#endif
 	options.resolvconf_path = file;
 	status = file ? ares_init_options(&d->channel, &options, mask | ARES_OPT_RESOLVCONF) :
 			ARES_ENOMEM;
