@@ -21,6 +21,7 @@
 #include "lib/addr.h"
 #include "lib/cleanup.h"
 #include "lib/map.h"
+#include "lib/units.h"
 
 #define KEY(name) DRAY_CONFIG_KEY_##name
 #define MOONCAKE_ALLOW_MAX 256
@@ -436,6 +437,17 @@ static int put_at_use_check(struct config *c, struct dray_err *reterr)
 	return 0;
 }
 
+static int disk_check(struct config *c, struct dray_err *reterr)
+{
+	if (!*c->v.store.disk_dir || !c->v.limits.store_bytes || c->v.limits.store_disk_bytes ||
+	    c->refused[KEY(LIMITS_STORE_BYTES)] || c->refused[KEY(LIMITS_STORE_DISK_BYTES)])
+		return 0;
+	return config_refuse(
+		reterr, config_origin(c, KEY(STORE_DISK_DIR)),
+		"store.disk_dir is set and limits.store_disk_bytes is 0; set the bytes that the "
+		"disk tier may use");
+}
+
 static int sockets_check(struct config *c, struct dray_err *reterr)
 {
 	if (strcmp(c->v.data.socket, c->v.control.socket) != 0)
@@ -454,6 +466,12 @@ static const struct {
 	{ KEY(LIMITS_BYTES_PER_SESSION), KEY(LIMITS_BYTES_PER_GROUP) },
 	{ KEY(LIMITS_TRANSFERS_PER_SESSION), KEY(LIMITS_TRANSFERS_PER_GROUP) },
 	{ KEY(LIMITS_TRANSFERS_PER_GROUP), KEY(LIMITS_TRANSFERS) },
+	{ KEY(LIMITS_STORE_BYTES_PER_OWNER), KEY(LIMITS_STORE_BYTES) },
+	{ KEY(LIMITS_STORE_DISK_BYTES_PER_OWNER), KEY(LIMITS_STORE_DISK_BYTES) },
+	{ KEY(LIMITS_STORE_OBJECTS_PER_OWNER), KEY(LIMITS_STORE_OBJECTS) },
+	{ KEY(LIMITS_STORE_HELD_BYTES_PER_OWNER), KEY(LIMITS_STORE_HELD_BYTES) },
+	{ KEY(LIMITS_STORE_HOLDS_PER_OWNER), KEY(LIMITS_STORE_HOLDS) },
+	{ KEY(STORE_SEGMENT_SIZE), KEY(LIMITS_STORE_BYTES) },
 };
 
 static int nested_check(struct config *c)
@@ -476,14 +494,72 @@ static int nested_check(struct config *c)
 	return 0;
 }
 
+static int warn_unused(struct config *c, enum dray_config_key_id key, const char *without)
+{
+	return config_warn(c, "%s: %s has no effect without %s", config_clip(config_origin(c, key)),
+			   dray_config_keys[key].path, without);
+}
+
 static int metadata_use_check(struct config *c)
 {
 	if (!*c->v.mooncake.metadata || *c->v.mooncake.listen || c->v.mooncake.import)
 		return 0;
-	return config_warn(c,
-			   "%s: mooncake.metadata has no effect without mooncake.listen or "
-			   "mooncake.import",
-			   config_clip(config_origin(c, KEY(MOONCAKE_METADATA))));
+	return warn_unused(c, KEY(MOONCAKE_METADATA), "mooncake.listen or mooncake.import");
+}
+
+static int disk_use_check(struct config *c)
+{
+	if (*c->v.store.disk_dir && !c->v.limits.store_bytes)
+		return warn_unused(c, KEY(STORE_DISK_DIR),
+				   "limits.store_bytes, the memory of the store");
+	if (!*c->v.store.disk_dir && c->v.limits.store_disk_bytes)
+		return warn_unused(c, KEY(LIMITS_STORE_DISK_BYTES), "store.disk_dir");
+	return 0;
+}
+
+/* Of a limit of the agent, as long as no other owner uses anything. */
+static int64_t owner_share(const struct config *c, enum dray_config_key_id all,
+			   enum dray_config_key_id own)
+{
+	int64_t most = number_of(c, all), set = number_of(c, own);
+
+	return set ? dray_min(set, most) : most / 2 + most % 2;
+}
+
+/* Limits that the largest object which fits into its owner's memory may exceed. */
+static const struct {
+	enum dray_config_key_id all, own;
+	const char *what;
+} object_limits[] = {
+	{ KEY(LIMITS_STORE_DISK_BYTES), KEY(LIMITS_STORE_DISK_BYTES_PER_OWNER),
+	  "are never written to disk" },
+	{ KEY(LIMITS_STORE_HELD_BYTES), KEY(LIMITS_STORE_HELD_BYTES_PER_OWNER),
+	  "can never be pinned or read in place" },
+};
+
+static int largest_object_check(struct config *c)
+{
+	int64_t largest =
+		owner_share(c, KEY(LIMITS_STORE_BYTES), KEY(LIMITS_STORE_BYTES_PER_OWNER));
+
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(object_limits); i++) {
+		enum dray_config_key_id all = object_limits[i].all, own = object_limits[i].own;
+		int64_t share = owner_share(c, all, own);
+		char most[32], fits[32];
+
+		/* 0: none is wanted */
+		if (!share || share >= largest)
+			continue;
+		if (config_warn(
+			    c,
+			    "%s: %s lets one owner have %s, and its objects in memory may have "
+			    "%s: larger ones %s",
+			    config_clip(config_origin(c, number_of(c, own) ? own : all)),
+			    dray_config_keys[all].path, dray_size_show(share, most, sizeof(most)),
+			    dray_size_show(largest, fits, sizeof(fits)), object_limits[i].what) < 0)
+			return -ENOMEM;
+	}
+	return 0;
 }
 
 static int put_at_peer_check(struct config *c)
@@ -501,9 +577,9 @@ static int put_at_peer_check(struct config *c)
 static int contradictions_check(struct config *c, struct dray_err *reterr)
 {
 	static int (*const checks[])(struct config * c, struct dray_err * reterr) = {
-		heartbeat_check,     peer_backoff_check, probe_backoff_check,
-		listen_check,        accepted_key_check, sockets_check,
-		directory_key_check, replicas_check,     put_at_use_check,
+		heartbeat_check,    peer_backoff_check, probe_backoff_check, listen_check,
+		accepted_key_check, sockets_check,      directory_key_check, replicas_check,
+		put_at_use_check,   disk_check,
 	};
 	int r = 0;
 
@@ -517,7 +593,8 @@ static int contradictions_check(struct config *c, struct dray_err *reterr)
 
 static int effects_check(struct config *c, struct dray_err *reterr)
 {
-	if (nested_check(c) < 0 || metadata_use_check(c) < 0 || put_at_peer_check(c) < 0)
+	if (nested_check(c) < 0 || metadata_use_check(c) < 0 || put_at_peer_check(c) < 0 ||
+	    disk_use_check(c) < 0 || largest_object_check(c) < 0)
 		return config_no_memory(reterr);
 	return 0;
 }

@@ -518,11 +518,6 @@ int tier_new(struct store *s, struct dray_err *reterr)
 
 	if (!cfg->dir || !*cfg->dir)
 		return 0;
-	if (!cfg->bytes)
-		return dray_err_set(
-			reterr, -EINVAL, DRAY_E_INVALID,
-			"store.disk_dir is set and limits.store_disk_bytes is 0; set the "
-			"bytes that the disk tier may use");
 	t = calloc(1, sizeof(*t));
 	if (!t)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY,

@@ -462,6 +462,63 @@ static void keys_are_checked_against_each_other(void **state)
 	config_deinit(&c);
 }
 
+static void check_warning(const char *text, const char *want)
+{
+	struct config c;
+
+	good(&c, text);
+	assert_int_equal(c.warnings.n, want ? 1 : 0);
+	if (want)
+		assert_string_equal(c.warnings.v[0] + strlen(file), want);
+	config_deinit(&c);
+}
+
+static void limits_of_the_store_fit_together(void **state)
+{
+	bad("store: { disk_dir = \"/d\"; }; limits: { store_bytes = \"64MiB\"; };",
+	    ":1: store.disk_dir is set and limits.store_disk_bytes is 0; set the bytes that the disk "
+	    "tier may use");
+	check_warning(
+		"store: { disk_dir = \"/d\"; }; limits: { store_disk_bytes = \"2TiB\"; };",
+		":1: store.disk_dir has no effect without limits.store_bytes, the memory of the "
+		"store");
+	check_warning("limits: { store_bytes = \"64MiB\"; store_disk_bytes = \"2TiB\"; };",
+		      ":1: limits.store_disk_bytes has no effect without store.disk_dir");
+	check_warning(
+		"limits: { store_bytes = \"1GiB\"; store_bytes_per_owner = \"2GiB\"; };",
+		":1: limits.store_bytes_per_owner (2GiB) is over limits.store_bytes (1GiB), which "
+		"is the effective limit");
+	check_warning("limits: { store_bytes = \"32MiB\"; };", NULL);
+	check_warning(
+		"store: { segment_size = \"64MiB\"; }; limits: { store_bytes = \"32MiB\"; };",
+		":1: store.segment_size (64MiB) is over limits.store_bytes (32MiB), which is the "
+		"effective limit");
+}
+
+static void objects_of_the_store_fit_into_its_limits(void **state)
+{
+	check_warning("store: { disk_dir = \"/d\"; };\n"
+		      "limits: { store_bytes = \"64MiB\"; store_disk_bytes = \"64MiB\"; };",
+		      NULL);
+	check_warning(
+		"store: { disk_dir = \"/d\"; };\n"
+		"limits: { store_bytes = \"64MiB\"; store_disk_bytes = \"2MiB\"; };",
+		":2: limits.store_disk_bytes lets one owner have 1MiB, and its objects in memory "
+		"may have 32MiB: larger ones are never written to disk");
+	check_warning(
+		"store: { disk_dir = \"/d\"; };\n"
+		"limits: { store_bytes = \"64MiB\"; store_disk_bytes = \"64MiB\";\n"
+		"  store_disk_bytes_per_owner = \"31MiB\"; };",
+		":3: limits.store_disk_bytes lets one owner have 31MiB, and its objects in memory "
+		"may have 32MiB: larger ones are never written to disk");
+	check_warning(
+		"limits: { store_bytes = \"64MiB\"; store_bytes_per_owner = \"64MiB\";\n"
+		"  store_held_bytes = \"64MiB\"; };",
+		":2: limits.store_held_bytes lets one owner have 32MiB, and its objects in memory "
+		"may have 64MiB: larger ones can never be pinned or read in place");
+	check_warning("limits: { store_bytes = \"64MiB\"; store_held_bytes = \"0\"; };", NULL);
+}
+
 static void includes_are_found_and_named(void **state)
 {
 	struct config c;
@@ -828,6 +885,8 @@ int main(void)
 		cmocka_unit_test(a_number_can_end_the_text),
 		cmocka_unit_test(lists_are_checked),
 		cmocka_unit_test(keys_are_checked_against_each_other),
+		cmocka_unit_test(limits_of_the_store_fit_together),
+		cmocka_unit_test(objects_of_the_store_fit_into_its_limits),
 		cmocka_unit_test(includes_are_found_and_named),
 		cmocka_unit_test(includes_cannot_grow_without_end),
 		cmocka_unit_test(later_sources_win),
