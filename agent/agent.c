@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <openssl/crypto.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,8 +17,11 @@
 #include "agent/control/http/http.h"
 #include "agent/control/mooncake/client.h"
 #include "agent/control/mooncake/mooncake.h"
+#include "agent/control/peer/peer.h"
+#include "agent/control/peer/tls.h"
 #include "agent/control/placement.h"
 #include "agent/control/rails/rails.h"
+#include "agent/control/socket/unix_listener.h"
 #include "agent/control/status/health.h"
 #include "agent/control/status/watchdog.h"
 #include "agent/internal.h"
@@ -30,6 +34,50 @@
 #include "lib/cpu.h"
 #include "lib/log.h"
 #include "schema/gen/errors.h"
+
+static int check_keys(const struct dray_config *cfg, struct dray_err *reterr)
+{
+	struct tls_keys keys;
+	int r = peers_read_keys(cfg, &keys, reterr);
+
+	OPENSSL_cleanse(&keys, sizeof(keys));
+	return r;
+}
+
+static int check_data_group(const struct dray_config *cfg, struct dray_err *reterr)
+{
+	gid_t group;
+
+	return unix_listener_group_parse("data", cfg->data.group, &group, reterr);
+}
+
+static int check_control_group(const struct dray_config *cfg, struct dray_err *reterr)
+{
+	gid_t group;
+
+	return unix_listener_group_parse("control", cfg->control.group, &group, reterr);
+}
+
+int agent_check(const struct dray_config *cfg, FILE *out)
+{
+	static int (*const checks[])(const struct dray_config *cfg, struct dray_err *reterr) = {
+		check_keys,
+		check_data_group,
+		check_control_group,
+		directory_files_check,
+	};
+	int ret = 0;
+
+	for (size_t i = 0; i < DRAY_ARRAY_SIZE(checks); i++) {
+		struct dray_err err = DRAY_ERR_NULL;
+		int r = checks[i](cfg, &err);
+
+		if (r < 0)
+			fprintf(out, "drayd: %s\n", err.msg);
+		ret = ret ? ret : r;
+	}
+	return ret;
+}
 
 /* False: the name is wrong, or there are too many. */
 static bool take_tenant(struct passed_sockets *p, const char *name, int fd)

@@ -2,7 +2,12 @@
 /* Starts, runs and ends the agent. Control thread only. */
 #pragma once
 
+#include <stdio.h>
+
 #include "agent/control/agent.h"
+
+/* Reads the files that the configuration names, and looks for its groups, as the start does. Prints each error. 0 or -errno. */
+int agent_check(const struct dray_config *cfg, FILE *out);
 
 /* Starts all modules. config and args are borrowed. 0, or -errno with reterr; agent_deinit() follows either. */
 int agent_start(struct agent *a, struct config *config, const struct config_args *args,

@@ -69,6 +69,7 @@ int main(int argc, char **argv)
 		config_show(&config, stdout);
 		for (size_t i = 0; i < config.warnings.n; i++)
 			fprintf(stderr, "drayd: %s\n", config.warnings.v[i]);
+		status = agent_check(&config.v, stderr) < 0;
 	} else {
 		status = run(&config, &args.config);
 	}

@@ -1497,6 +1497,7 @@ const struct ctl_verb ctl_verbs[CTL_VERB_N] = {
 			"\n"
 			"check has drayd read a configuration as it would at its start, with the\n"
 			"variables DRAY_... of this environment, and prints every error with its place.\n"
+			"It reads the files of keys and passwords, too, so run it as the agent's user.\n"
 			"Without FILE it reads the default file. Needs no agent.\n"
 			"\n"
 			"Options of this verb, which follow it:\n"

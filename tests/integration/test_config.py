@@ -115,6 +115,20 @@ rdma: { mtu = 300; gid_index = [ "x" ]; };
         assert any(line.startswith(f"drayd: {where}: ") and key in line for line in lines), (where, key, done.stderr)
 
 
+@pytest.mark.parametrize("key, words", [
+    ("peer.key_file", ["/does/not/exist"]), ("data.group", ["there is no group no-such-group"]), ("control.group", ["there is no group"]),
+    ("store.directory_password_file", ["/does/not/exist"])])
+def test_what_a_configuration_names_is_missing(drayd, key, words):
+    """The check ends as the start would."""
+    value = "no-such-group" if key.endswith("group") else "/does/not/exist"
+    settings = [f"{key}={value}", "store.directory=redis://127.0.0.1:1", "limits.store_bytes=16MiB"]
+    args = [word for one in settings for word in ("--set", one)]
+    for done in drayd(None, "--check-config", *args), drayd(None, *args):
+        assert done.returncode == 1
+        for word in [key, *words]:
+            assert word in done.stderr, done.stderr
+
+
 @pytest.mark.parametrize("args, words", [
     (["--set", "agent.worker=1"], ["agent.worker", "agent.workers"]),
     (["--set", "agent.workers"], ["KEY=VALUE"]),

@@ -34,7 +34,7 @@ def test_dependencies(debs):
 
 
 def test_configuration_file(debs, unpacked, tmp_path):
-    """It sets nothing, and its examples are valid, each alone and all together."""
+    """It sets nothing, and its examples are valid, each alone and all together; the key that one of them names is not there."""
     assert run("dpkg-deb", "--info", debs["drayd"], "conffiles").split() == ["/etc/dray/drayd.conf"]
     text = (unpacked / "etc/dray/drayd.conf").read_text()
     examples = re.findall(r"^#(\w+: \{.*\};)$", text, re.M)
@@ -42,7 +42,9 @@ def test_configuration_file(debs, unpacked, tmp_path):
     file = tmp_path / "drayd.conf"
     for lines in ([], *([example] for example in examples), examples):
         file.write_text("\n".join(lines))
-        shown = run(unpacked / "usr/sbin/drayd", "--config", file, "--check-config")
+        shown = run(unpacked / "usr/sbin/drayd", "--config", file, "--check-config", check=False)
+        errors = [line for line in shown.splitlines() if line.startswith("drayd: ")]
+        assert errors == ["drayd: peer.key_file /etc/dray/key: No such file or directory"] * any("key_file" in line for line in lines), shown
         assert shown.count(str(file)) >= len(lines)
 
 

@@ -227,21 +227,21 @@ static void groups_are_found(void **state)
 	gid_t gid = 77;
 	char key[32];
 
-	assert_int_equal(unix_listener_group_parse(kind, "", &gid, &err), 0);
+	assert_int_equal(unix_listener_group_parse(kind->section, "", &gid, &err), 0);
 	assert_int_equal(gid, (gid_t)-1);
-	assert_int_equal(unix_listener_group_parse(kind, "1234", &gid, &err), 0);
+	assert_int_equal(unix_listener_group_parse(kind->section, "1234", &gid, &err), 0);
 	assert_int_equal(gid, 1234);
-	assert_int_equal(unix_listener_group_parse(kind, "root", &gid, &err), 0);
+	assert_int_equal(unix_listener_group_parse(kind->section, "root", &gid, &err), 0);
 	assert_int_equal(gid, 0);
-	assert_true(unix_listener_group_parse(kind, "no such group", &gid, &err) < 0);
+	assert_true(unix_listener_group_parse(kind->section, "no such group", &gid, &err) < 0);
 	assert_int_equal(err.code, DRAY_E_INVALID);
 	assert_non_null(strstr(err.msg, "no such group"));
 	snprintf(key, sizeof(key), "%s.group: ", kind->section);
 	assert_ptr_equal(strstr(err.msg, key), err.msg);
 	/* chown takes (gid_t)-1 as "no change" */
 	err = DRAY_ERR_NULL;
-	assert_true(unix_listener_group_parse(kind, "4294967295", &gid, &err) < 0);
-	assert_true(unix_listener_group_parse(kind, "-1", &gid, &err) < 0);
+	assert_true(unix_listener_group_parse(kind->section, "4294967295", &gid, &err) < 0);
+	assert_true(unix_listener_group_parse(kind->section, "-1", &gid, &err) < 0);
 }
 
 /* As another user, who may not write anywhere. */

@@ -295,7 +295,7 @@ static int listener_open(struct bus_server *c, int listen_fd, struct dray_err *r
 	gid_t group;
 	int ret;
 
-	ret = unix_listener_group_parse(&kind, cfg->control.group, &group, reterr);
+	ret = unix_listener_group_parse(kind.section, cfg->control.group, &group, reterr);
 	if (ret < 0) {
 		dray_close(listen_fd);
 		return ret;

@@ -260,6 +260,22 @@ static int start(struct directory *d, struct dray_err *reterr)
 		       0;
 }
 
+int directory_files_check(const struct dray_config *cfg, struct dray_err *reterr)
+{
+	struct directory_url url;
+	struct login login;
+	int r;
+
+	if (!*cfg->store.directory)
+		return 0;
+	r = directory_url_parse(cfg->store.directory, &url, reterr);
+	if (r < 0)
+		return r;
+	r = login_init(&login, cfg, url.tls, url.user, url.database, reterr);
+	login_deinit(&login);
+	return r;
+}
+
 int directory_new(struct directory **ret, const struct directory_deps *deps,
 		  struct dray_err *reterr)
 {

@@ -39,6 +39,9 @@ struct directory_deps {
 	void *arg;
 };
 
+/* Reads the files that store.directory needs, if it is set. 0, or -errno with reterr. */
+int directory_files_check(const struct dray_config *cfg, struct dray_err *reterr);
+
 /* Before the workers start; connects later. 0, or -errno with reterr. */
 int directory_new(struct directory **ret, const struct directory_deps *deps,
 		  struct dray_err *reterr);

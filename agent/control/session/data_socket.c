@@ -63,7 +63,7 @@ static int open_socket(struct sessions *ss, const char *tenant, const char *path
 	ss->n_sockets++;
 	*d = (struct data_socket){ .owner = ss, .listener = UNIX_LISTENER_NULL };
 	memcpy(d->tenant, tenant, strlen(tenant));
-	r = fd >= 0 ? 0 : unix_listener_group_parse(&kind, cfg->data.group, &group, reterr);
+	r = fd >= 0 ? 0 : unix_listener_group_parse(kind.section, cfg->data.group, &group, reterr);
 	if (r >= 0)
 		r = fd >= 0 ? unix_listener_adopt(&d->listener, &kind, fd, reterr) :
 			      unix_listener_bind(&d->listener, &kind, path, (mode_t)cfg->data.mode,

@@ -173,8 +173,8 @@ void unix_listener_close(struct unix_listener *l)
 	*l = UNIX_LISTENER_NULL;
 }
 
-int unix_listener_group_parse(const struct unix_listener_kind *kind, const char *group,
-			      gid_t *ret_gid, struct dray_err *reterr)
+int unix_listener_group_parse(const char *section, const char *group, gid_t *ret_gid,
+			      struct dray_err *reterr)
 {
 	struct group buffer, *found = NULL;
 	dray_auto_free char *text = NULL;
@@ -204,7 +204,7 @@ int unix_listener_group_parse(const struct unix_listener_kind *kind, const char 
 			reterr, -EINVAL, DRAY_E_INVALID,
 			"%s.group: there is no group %.60s; name one of this system, or "
 			"give its number",
-			kind->section, group);
+			section, group);
 	*ret_gid = found->gr_gid;
 	return 0;
 }

@@ -34,6 +34,9 @@ int unix_listener_adopt(struct unix_listener *l, const struct unix_listener_kind
 /* Closes, and removes the path if it is still this socket. */
 void unix_listener_close(struct unix_listener *l);
 
-/* group: name or number; "" gives (gid_t)-1. May block in a name service, so it is for the start only. */
-int unix_listener_group_parse(const struct unix_listener_kind *kind, const char *group,
-			      gid_t *ret_gid, struct dray_err *reterr);
+/*
+ * The group of a section of the configuration: name or number; "" gives (gid_t)-1. May block in a name service, so it is for the start
+ * only.
+ */
+int unix_listener_group_parse(const char *section, const char *group, gid_t *ret_gid,
+			      struct dray_err *reterr);
