@@ -511,6 +511,52 @@ static void test_waits_aside(void **state)
 	xfer_session_deinit(&other.xs);
 }
 
+/* Sessions whose slices wait for a queue pair are not looked at while others go on, and all continue with it. */
+static void test_many_wait(void **state)
+{
+	enum { N = 50 };
+	struct rdma_channel *ch = &rdma_peer_get(rdma(), PEER)->channels[DMSG_CLASS_BULK];
+	struct rig_session *s = calloc(N + 1, sizeof(*s));
+	struct remote_view second;
+	unsigned ended;
+
+	for (unsigned i = 0; i <= N; i++)
+		rig_session_init(&lab->rig, &s[i], SESSION + 1 + i);
+	set_keys(2, 1);
+	set_paths(2);
+	remote_on_rail_1(&second);
+	add_qp(1, DMSG_CLASS_BULK, 256, 0);
+	for (unsigned i = 0; i < N; i++)
+		submit_as(&s[i], DMSG_DIRECTION_WRITE, REMOTE, 100);
+	for (unsigned i = 0; i < 3; i++) {
+		submit_as(&s[N], DMSG_DIRECTION_WRITE, REMOTE + 1, 100);
+		/* another transfer of a session that waits gets no slice, not even if its flow was empty */
+		submit_as(&s[i], DMSG_DIRECTION_WRITE, REMOTE + 1, 100);
+		run_all();
+		assert_int_equal(lab->rig.n_ended, 1 + i);
+		assert_int_equal(s[i].xs.slices[DMSG_CLASS_BULK], 1);
+		assert_true(dray_list_empty(&ch->ch.retry));
+		assert_int_equal(dray_list_length(&ch->parked), N);
+	}
+	/* the end of one of them lets its session go on, and the others wait as before */
+	dray_list_for_each(&s[0].xs.xfers, x, struct xfer, session_link)
+		if (object_remote(x->remote)->o.handle == REMOTE)
+			xfer_stop(&lab->rig.core, x, DRAY_E_CANCELLED, NULL, false);
+	run_all();
+	assert_int_equal(lab->rig.n_ended, 3 + 2);
+	assert_true(dray_list_empty(&ch->ch.retry));
+	assert_int_equal(dray_list_length(&ch->parked), N - 1);
+	ended = lab->rig.n_ended;
+	add_qp(0, DMSG_CLASS_BULK, 256, 0);
+	run_all();
+	assert_int_equal(lab->rig.n_ended, ended + N - 1 + 2);
+	assert_true(dray_list_empty(&ch->parked) && dray_list_empty(&ch->parked_flows));
+	object_drop(&lab->rig.core, OBJECT_REMOTE, REMOTE + 1, DRAY_E_REVOKED, DROP_STOP);
+	for (unsigned i = 0; i <= N; i++)
+		xfer_session_deinit(&s[i].xs);
+	free(s);
+}
+
 /* The same beside a rail that is busy. It takes nothing more behind the slice that waits for it: on Soft-RoCE a read waits for its end. */
 static void test_waits_aside_of_writes(void **state)
 {
@@ -1124,6 +1170,7 @@ int main(void)
 		TEST(spread),
 		TEST(keys_decide),
 		TEST(waits_aside),
+		TEST(many_wait),
 		TEST(waits_aside_of_writes),
 		TEST(arm),
 		TEST(error_moves_slices),

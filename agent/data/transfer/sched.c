@@ -36,6 +36,7 @@ struct flow {
 	struct dray_list link;         /* on channel->flows while active */
 	struct dray_list channel_link; /* on channel->all */
 	struct dray_list session_link; /* on session->flows */
+	struct dray_list parked_link;  /* on the list of sched_park(): not on channel->flows then */
 	struct dray_heap
 		ranks; /* struct xfer: the one with the fewest bytes left first, then the oldest */
 	struct dray_list
@@ -151,6 +152,7 @@ static void flow_free(struct flow *f)
 	dray_list_del(&f->link);
 	dray_list_del(&f->channel_link);
 	dray_list_del(&f->session_link);
+	dray_list_del(&f->parked_link);
 	dray_heap_deinit(&f->ranks);
 	free(f);
 }
@@ -191,6 +193,7 @@ static struct flow *flow_get(struct xfer_session *s, struct channel *ch)
 		return NULL;
 	dray_list_init(&f->link);
 	dray_list_init(&f->turns);
+	dray_list_init(&f->parked_link);
 	f->session = s;
 	f->channel = ch;
 	dray_list_add(&s->flows, &f->session_link);
@@ -210,18 +213,27 @@ void sched_assign(struct xfer *x, unsigned index, struct channel *ch)
 								   DMSG_GPU_PATH_STAGED;
 }
 
-static void kick(struct core *c, const struct xfer *x, struct channel *ch)
-{
-	c->kicked = true;
-	if (ch->ops->kick)
-		ch->ops->kick(c, c->transport_state[x->transport_index], ch);
-}
-
 /* Its session is below its limit of slices, or these bytes come anyway. */
 static bool may_send(const struct core *c, const struct flow *f)
 {
 	return f->channel->trailing ||
 	       f->session->slices[f->channel->class] < c->cfg.slices_per_session;
+}
+
+/* The flow, which has transfers, joins the others of its channel if it may. True: it did. */
+static bool activate(const struct core *c, struct flow *f)
+{
+	if (!dray_list_empty(&f->link) || !dray_list_empty(&f->parked_link) || !may_send(c, f))
+		return false;
+	dray_list_add(&f->channel->flows, &f->link);
+	return true;
+}
+
+static void kick(struct core *c, const struct xfer *x, struct channel *ch)
+{
+	c->kicked = true;
+	if (ch->ops->kick)
+		ch->ops->kick(c, c->transport_state[x->transport_index], ch);
 }
 
 int sched_enqueue(struct core *c, struct xfer *x)
@@ -232,8 +244,7 @@ int sched_enqueue(struct core *c, struct xfer *x)
 	if (!f || join(f, x, c->cfg.slice_size) < 0)
 		return -ENOMEM;
 	/* a session at its limit of slices gets its flow back when one of them ends (session_resume) */
-	if (dray_list_empty(&f->link) && may_send(c, f))
-		dray_list_add(&ch->flows, &f->link);
+	activate(c, f);
 	kick(c, x, ch);
 	return 0;
 }
@@ -264,6 +275,25 @@ void sched_go_on(struct dray_list *aside)
 
 	while ((f = dray_list_pop(aside, struct flow, link)))
 		dray_list_add(&f->channel->flows, &f->link);
+}
+
+void sched_park(const struct xfer *x, struct dray_list *parked)
+{
+	dray_list_for_each(&x->session->flows, f, struct flow, session_link) {
+		if (f->channel != x->channel)
+			continue;
+		dray_list_del(&f->link);
+		dray_list_move(parked, &f->parked_link);
+	}
+}
+
+void sched_unpark(struct core *c, struct dray_list *parked)
+{
+	struct flow *f;
+
+	while ((f = dray_list_pop(parked, struct flow, parked_link)))
+		if (flow_shortest(f))
+			activate(c, f);
 }
 
 static struct slice *slice_new(struct core *c)
@@ -519,10 +549,8 @@ static void session_resume(struct core *c, struct xfer_session *s, enum dmsg_cla
 	dray_list_for_each(&s->flows, f, struct flow, session_link) {
 		const struct xfer *x = flow_shortest(f);
 
-		if (!x || f->channel->class != class || !dray_list_empty(&f->link))
-			continue;
-		dray_list_add(&f->channel->flows, &f->link);
-		kick(c, x, f->channel);
+		if (x && f->channel->class == class && activate(c, f))
+			kick(c, x, f->channel);
 	}
 }
 

@@ -32,6 +32,9 @@ struct slice *sched_next(struct core *c, struct channel *ch, uint64_t max_bytes)
  */
 void sched_set_aside(const struct xfer *x, struct dray_list *aside);
 void sched_go_on(struct dray_list *aside);
+/* The same until sched_unpark(), whatever runs in between, and for transfers that the session submits meanwhile, too. */
+void sched_park(const struct xfer *x, struct dray_list *parked);
+void sched_unpark(struct core *c, struct dray_list *parked);
 
 /*
  * Splits a slice that is a list of pieces after `bytes`, fewer than it has. Returns the rest as another slice of the same

@@ -9,6 +9,14 @@
 /* Slices with buffers, here or at the peer, that wait for a queue pair while others with buffers go on. */
 #define BUFFERS_WAITING 4u
 
+void rdma_channel_unpark(struct rdma_channel *ch)
+{
+	/* they are the oldest ones */
+	dray_list_splice(&ch->parked, &ch->ch.retry);
+	dray_list_splice(&ch->ch.retry, &ch->parked);
+	sched_unpark(ch->peer->rdma->c, &ch->parked_flows);
+}
+
 int rdma_queue_new(struct rdma_peer *peer, const struct rdma_qp *qp)
 {
 	struct rdma_channel *ch = &peer->channels[qp->class];
@@ -32,6 +40,7 @@ int rdma_queue_new(struct rdma_peer *peer, const struct rdma_qp *qp)
 	p->mask = entries - 1;
 	dray_list_add(&ch->queues, &p->link);
 	rdma_count(qp, queue_pairs, 1);
+	rdma_channel_unpark(ch);
 	rdma_pull_later(ch);
 	return 0;
 }
@@ -518,6 +527,19 @@ static void set_aside(const struct stage_channel *p, const struct dray_list *wai
 			sched_set_aside(s->xfer, p->aside);
 }
 
+/* Takes the slice, which holds no buffer, off `retry` if no queue pair can have it, so that completions of others do not look at it. */
+static bool park(struct rdma_channel *ch, struct slice *s)
+{
+	if (s->staged || s->window)
+		return false;
+	dray_list_for_each(&ch->queues, p, struct rdma_queue, link)
+		if (suits(p, s))
+			return false;
+	dray_list_move(&ch->parked, &s->link);
+	sched_park(s->xfer, &ch->parked_flows);
+	return true;
+}
+
 /*
  * Slices without a queue pair stay on the list `retry`, which comes first. Meanwhile their sessions give no further ones but those that have
  * buffers already, and others go on. What holds buffers may wait only in small numbers. The first queue pair with room, a new one, other keys
@@ -538,13 +560,13 @@ static void slices_place(struct rdma_channel *ch, struct rdma_list *l)
 	dray_list_for_each(&ch->ch.retry, r, struct slice, link) {
 		if (!any_has_room(ch, l))
 			break;
-		if (slice_place(ch, l, r))
+		if (slice_place(ch, l, r) || park(ch, r))
 			continue;
 		buffers += r->staged || r->window;
 		sched_set_aside(r->xfer, &aside);
 	}
 	while (any_has_room(ch, l) && (s = next_slice(c, ch, buffers < BUFFERS_WAITING))) {
-		if (slice_place(ch, l, s))
+		if (slice_place(ch, l, s) || park(ch, s))
 			continue;
 		dray_list_add(&ch->ch.retry, &s->link);
 		buffers += s->staged || s->window;

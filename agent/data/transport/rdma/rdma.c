@@ -82,6 +82,8 @@ static void peer_new(struct rdma *r, struct peer_link *link, bool engine)
 		ch->peer = peer;
 		dray_list_init(&ch->queues);
 		dray_list_init(&ch->lost);
+		dray_list_init(&ch->parked);
+		dray_list_init(&ch->parked_flows);
 		dray_list_init(&ch->requested);
 	}
 	dray_list_add(&r->peer_list, &peer->peers_link);

@@ -127,6 +127,8 @@ struct rdma_channel {
 	struct rdma_peer *peer;
 	struct dray_list pull_link; /* on rdma->pulling[class] while it may have slices to post */
 	struct dray_list queues, lost;
+	/* slices without buffers whose memory no queue pair reaches, and the flows of their sessions: until rdma_channel_unpark() */
+	struct dray_list parked, parked_flows;
 	struct dray_list
 		requested; /* slices whose copy between window and memory was requested from the owner */
 	bool queue_requested; /* ends with a queue pair or UNREACHABLE */
@@ -252,6 +254,8 @@ const char *rdma_refusal(struct core *c, void *state, const struct xfer *x, uint
 /* post.c */
 /* Posts the channel's slices as far as its queue pairs have room. */
 void rdma_channel_pull(struct rdma_channel *ch);
+/* A queue pair, keys or the slices that wait for these have changed: looks at all slices again. */
+void rdma_channel_unpark(struct rdma_channel *ch);
 /* There is a queue pair for the slice, once it has the buffers that its route needs. */
 bool rdma_has_way(const struct stage_channel *p, const struct slice *s);
 /* The slice begins again, without buffers. */

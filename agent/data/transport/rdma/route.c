@@ -175,6 +175,7 @@ static void transfer_move(struct core *c, struct xfer *x, void *arg)
 
 	if (!channel_has(ch, x) || x->state != XFER_RUNNING)
 		return;
+	rdma_channel_unpark(ch);
 	slices_take(&ch->ch.retry, x, &slices);
 	slices_take(&ch->ch.ready, x, &slices);
 	slices_take(&ch->ch.unstaged, x, &without);
@@ -221,6 +222,7 @@ void rdma_peer_changed(struct rdma_peer *peer)
 	for (unsigned k = 0; k < 2; k++) {
 		struct rdma_channel *ch = &peer->channels[k];
 
+		rdma_channel_unpark(ch);
 		if (!rdma_channel_has_work(ch))
 			continue;
 		rdma_queue_request(ch);

@@ -219,6 +219,7 @@ void rdma_keys_changed(struct core *c, void *state, const struct object *o)
 		for (unsigned k = 0; k < 2; k++) {
 			struct rdma_channel *ch = &peer->channels[k];
 
+			rdma_channel_unpark(ch);
 			if (!rdma_channel_has_work(ch))
 				continue;
 			ch->moving = true;
@@ -231,6 +232,7 @@ void rdma_channel_take(struct rdma_channel *ch, const struct xfer *x, bool urgen
 {
 	struct core *c = ch->peer->rdma->c;
 
+	rdma_channel_unpark(ch);
 	stage_channel_stop(c, &ch->ch, x, urgent, over);
 	stage_channel_stop(c, &ch->win, x, urgent, over);
 	if (!urgent)
