@@ -75,6 +75,9 @@ static void start(struct dray *d)
 		dc_session_break(d, absent ? DRAY_E_PEER_UNREACHABLE : dc_code_of_errno(error),
 				 "%s %s: %s%s", absent ? "no agent at" : "connecting to",
 				 d->address.sun_path, dray_errno_text(error),
+				 absent ? "; start drayd, or name its socket by DRAY_SOCKET" :
+				 error == -EPROTOTYPE ?
+					  "; this is not an agent's data socket (data.socket)" :
 				 error == -EACCES ? "; the socket's owner and mode (data.group, "
 						    "data.mode) decide who may connect" :
 						    "");

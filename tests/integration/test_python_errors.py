@@ -64,6 +64,11 @@ def test_nobody_listens(tmp_path):
         dray.Client(path)
 
 
+def test_control_socket(agent):
+    with raises(errors.Io, "not an agent's data socket", path=agent.control):
+        dray.Client(agent.control)
+
+
 def test_no_permission(agent):
     """A user who may not write to the socket."""
     if os.geteuid():
@@ -145,6 +150,19 @@ def test_objects_of_another_client(two):
 def test_range_outside(two, op):
     with raises(errors.Range, repr(two.region), repr(two.remote), "passes the end"):
         two.client.read(two.region, two.remote, [op]).result(LIMIT)
+
+
+def test_empty_range(two):
+    with raises(errors.Range, "is empty"):
+        two.client.read(two.region, two.remote, [(0, 0, 0)]).result(LIMIT)
+
+
+def test_no_time(two):
+    """0 means the default in the library, so a time of 0 would become another one."""
+    for what, call in (("ttl", lambda: two.region.export(ttl=0)), ("deadline", lambda: two.client.read(two.region, two.remote, [(0, 0, 1)], deadline=0)),
+                       ("ttl", lambda: two.client.put_hint("scope", "127.0.0.1:1", ttl=0))):
+        with raises(errors.Invalid, f"{what} is 0 s", "above 0"):
+            call()
 
 
 def test_not_allowed(two):

@@ -14,7 +14,7 @@ _MS_MAX = (1 << 32) - 1
 
 
 def milliseconds(what: str, seconds: float | None, most: int = _MS_MAX) -> int:
-    """Milliseconds, rounded up, because 0 means the default in the library; None: 0."""
+    """Milliseconds, rounded up. None: 0, which means the default in the library, so that a time of 0 is refused."""
     if seconds is None:
         return 0
     fix = "Pass seconds as a number above 0, or None for the default."
@@ -22,11 +22,11 @@ def milliseconds(what: str, seconds: float | None, most: int = _MS_MAX) -> int:
         value = float(seconds)
     except (TypeError, ValueError):
         raise errors.Invalid(f"{what} is {seconds!r}, not a number of seconds", fix=fix) from None
-    if not value >= 0:
+    if not value > 0:
         raise errors.Invalid(f"{what} is {seconds!r} s", fix=fix)
     if value * 1000 > most:
         raise errors.Invalid(f"{what} of {seconds!r} s is too long, the limit is {most // 1000} s", fix=fix)
-    return max(1, math.ceil(value * 1000))
+    return math.ceil(value * 1000)
 
 
 def timeout(seconds: float | None) -> float | None:

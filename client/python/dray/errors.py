@@ -29,12 +29,13 @@ class Invalid(Error):
 
 
 class Unsupported(Error):
-    """The agent, kernel or device lacks the feature, or a flag is unknown. Use another kind, or
-    upgrade the agent; the message names the missing feature."""
+    """The agent, kernel or device lacks the feature, or a flag is unknown. The message names
+    what is missing: configure or upgrade the agent, or use another kind."""
 
     code = 2
     name = "unsupported"
-    fix = "Use another kind, or upgrade the agent; the message names the missing feature."
+    fix = ("The message names what is missing: configure or upgrade the agent, or use another "
+           "kind.")
 
 
 class Version(Error):
@@ -64,11 +65,11 @@ class Truncated(Error):
 
 class TooLarge(Error):
     """The message, an array, a string or a number of operations is over its limit. Keep to the
-    limits of the schema; large batches go through the arena."""
+    limit that the message names; large batches go through the arena."""
 
     code = 6
     name = "too_large"
-    fix = "Keep to the limits of the schema; large batches go through the arena."
+    fix = "Keep to the limit that the message names; large batches go through the arena."
 
 
 class BadMagic(Error):
@@ -282,12 +283,13 @@ class Revoked(Error):
 
 
 class PeerUnreachable(Error):
-    """The peer's segment cannot be reached, or refuses the connection. Check segment address,
-    port, network policy and key."""
+    """The peer's segment cannot be reached, or refuses the connection. Check that the agent
+    there runs, and the segment address, port, network policy and key."""
 
     code = 31
     name = "peer_unreachable"
-    fix = "Check segment address, port, network policy and key."
+    fix = ("Check that the agent there runs, and the segment address, port, network policy and "
+           "key.")
 
 
 class PeerLost(Error):

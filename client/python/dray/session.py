@@ -116,7 +116,7 @@ class Session(Waiting):
         options = lib.Options(
             socket=self.path.encode("utf-8", "surrogateescape"), group=arguments.text("group", group),
             name=arguments.text("name", name), flags=flags, connect_ms=limit,
-            patience_ms=arguments.milliseconds("patience", patience) or 1,
+            patience_ms=arguments.milliseconds("patience", patience) if patience else 1,
             ring_entries=arguments.number("ring_entries", ring_entries, (1 << 32) - 1),
             arena_bytes=arguments.number("arena_bytes", arena_bytes), gpu=arguments.text("gpu", gpu))
         self._open(options, wait, max(limit / 1000, patience))
@@ -443,7 +443,7 @@ class Session(Waiting):
         error.handle = c.id
         if isinstance(error, errors.Range):
             what = "of" if transfer._remote.expiry is None else "is outside of the ranges of the lease"
-            error.message = f"an operation passes the end of {transfer._local!r} or {what} {transfer._remote!r}"
+            error.message = f"an operation is empty, passes the end of {transfer._local!r} or {what} {transfer._remote!r}"
         return self._remembered(transfer, error, c)
 
     def _remembered(self, request: Lending[Any], error: errors.Error, c: Any) -> errors.Error:
