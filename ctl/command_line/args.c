@@ -34,24 +34,36 @@ static enum ctl_option_id option_find(const struct ctl_verb *verb, const char *a
 	return found;
 }
 
+/* The verbs that have an option of this name, after drayctl; empty if none has. */
+static void verbs_of(const char *name, char *buf, size_t bytes)
+{
+	size_t n = 0;
+
+	buf[0] = '\0';
+	for (unsigned v = 0; v < CTL_VERB_N; v++)
+		for (int i = CTL_OPTION_GLOBAL_N; i < CTL_OPTION_N && n < bytes; i++)
+			if (!strcmp(name, ctl_options[i].name) &&
+			    is_own(&ctl_verbs[v], (enum ctl_option_id)i))
+				n += (size_t)snprintf(buf + n, bytes - n, "%s%s", n ? ", " : "",
+						      ctl_verbs[v].name);
+}
+
 static int unknown_option(struct ctl *c, const struct ctl_verb *verb, const char *arg, size_t n)
 {
-	char word[64];
+	char word[64], verbs[128];
 	struct dray_nearest nearest = DRAY_NEAREST(word);
 
 	snprintf(word, sizeof(word), "%.*s", (int)(n < 60 ? n : 60), arg);
-	for (int i = 0; i < CTL_OPTION_N; i++) {
-		if (i < CTL_OPTION_GLOBAL_N || is_own(verb, (enum ctl_option_id)i)) {
+	verbs_of(word, verbs, sizeof(verbs));
+	if (*verbs && verb)
+		return ctl_misuse(c, "drayctl %s has no option %s; it is one of drayctl %s",
+				  verb->name, word, verbs);
+	if (*verbs)
+		return ctl_misuse(c, "%s is an option of drayctl %s; put it after the verb", word,
+				  verbs);
+	for (int i = 0; i < CTL_OPTION_N; i++)
+		if (i < CTL_OPTION_GLOBAL_N || is_own(verb, (enum ctl_option_id)i))
 			dray_nearest_offer(&nearest, ctl_options[i].name);
-			continue;
-		}
-		for (unsigned v = 0; v < CTL_VERB_N && !strcmp(word, ctl_options[i].name); v++)
-			if (is_own(&ctl_verbs[v], (enum ctl_option_id)i))
-				return ctl_misuse(c,
-						  "%s is an option of drayctl %s; put it after "
-						  "the verb",
-						  word, ctl_verbs[v].name);
-	}
 	if (nearest.best)
 		return ctl_misuse(c, "unknown option %s, did you mean %s?", word, nearest.best);
 	return ctl_misuse(c, "unknown option %s; drayctl %s%s--help lists all", word,

@@ -77,7 +77,7 @@ _drayctl_walk() {
 		elif [[ $options && $word == -- ]]; then
 			options=
 		elif [[ $options && $word == -?* ]]; then
-			[[ $word != -h ]] || word=--help
+			word=${_drayctl_letters[$word]-$word}
 			_drayctl_key "${word%%=*}"
 			given[$key]=given
 			if [[ $word != *=* ]]; then

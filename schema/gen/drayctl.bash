@@ -125,3 +125,9 @@ declare -gA _drayctl_values=(
 	['help 1']='words status sessions regions leases mailboxes quotas store peers rails paths gpus transfers top events cancel close detect doctor health segments hints env exec genkey inject wait drain resume reload config log-level bench trace version help'
 )
 
+# Options that are given by one letter.
+declare -gA _drayctl_letters=(
+	[-h]=--help
+	[-f]=--file
+)
+

@@ -330,6 +330,10 @@ const struct ctl_option_rule ctl_option_rules[CTL_OPTION_RULES_N] = {
 		"--json alone has every GID with its score and reason" },
 	{ CTL_OPTION_EXPLAIN, false, CTL_OPTION_PLAIN,
 		"--json alone has every GID with its score and reason" },
+	{ CTL_OPTION_SOCKET, true, CTL_OPTION_PEER, NULL },
+	{ CTL_OPTION_PEER, false, CTL_OPTION_REGISTER, "the way to a peer registers nothing" },
+	{ CTL_OPTION_PEER, false, CTL_OPTION_FROM_SYSFS, "a recorded machine reaches no peer" },
+	{ CTL_OPTION_PEER, false, CTL_OPTION_GPU_PLUGIN, "the way to a peer has no GPU" },
 	{ CTL_OPTION_SCOPE, true, CTL_OPTION_CANDIDATES, NULL },
 	{ CTL_OPTION_OBJECT, false, CTL_OPTION_CANDIDATES, "give one of them" },
 	{ CTL_OPTION_SET, false, CTL_OPTION_FORGET, "give one of them" },
@@ -1001,7 +1005,7 @@ const struct ctl_verb ctl_verbs[CTL_VERB_N] = {
 			"  --help                   print help, for the verb if one is named\n"
 			"  --version                print the version of drayctl\n"
 			"\n"
-			"Example: drayctl transfers --plain | cut -f 7,9,10\n",
+			"Example: drayctl transfers --plain | cut -f 9,11,12\n",
 	},
 	[CTL_VERB_TOP] = { .name = "top",
 		.options = { CTL_OPTION_SORT, CTL_OPTION_INTERVAL, CTL_OPTION_TIMES },
@@ -1141,7 +1145,7 @@ const struct ctl_verb ctl_verbs[CTL_VERB_N] = {
 		.options = { CTL_OPTION_REGISTER, CTL_OPTION_FROM_SYSFS, CTL_OPTION_GPU_PLUGIN,
 			CTL_OPTION_PEER, CTL_OPTION_SOCKET },
 		.help =
-			"Usage: drayctl [OPTION]... doctor [--register SIZE] [--from-sysfs DIR] [--gpu-plugin FILE] [--peer HOST:PORT [--socket PATH]]\n"
+			"Usage: drayctl [OPTION]... doctor [--register SIZE] [--from-sysfs DIR] [--gpu-plugin FILE] | --peer HOST:PORT [--socket PATH]\n"
 			"find problems of this machine, or on the way to a peer; exits 1 on warnings, 2 on errors\n"
 			"\n"
 			"Prints one line for each finding, with its fix. Exits with 0 if there are no\n"

@@ -10,7 +10,7 @@
 #define CTL_ARGS_MAX 2
 #define CTL_COLUMNS_MAX 19
 #define CTL_VERB_OPTIONS_MAX 21
-#define CTL_OPTION_RULES_N 52
+#define CTL_OPTION_RULES_N 56
 
 enum ctl_option_id {
 	CTL_OPTION_CONTROL,

@@ -163,6 +163,7 @@ _drayctl_options() {
 	inject)
 		reply=(
 			'--file=[manifest in YAML or JSON; - is standard input]:FILE:_files'
+			'-f[manifest in YAML or JSON; - is standard input]:FILE:_files'
 			'--parameters=[values that differ from the defaults; - is standard input]:FILE:_files'
 			'--all[also change pods without the annotation]'
 		)

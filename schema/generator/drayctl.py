@@ -341,7 +341,8 @@ def bash(line):
         # An optional value is never the next word.
         rows = [(o.flag, o.value) for o in options if o.value and not o.optional] + list(enumerate(arguments, 1))
         out += "".join(f"\t['{name} {key}']='{bash_values(line, value)}'\n" for key, value in rows)
-    return out + ")\n\n"
+    out += ")\n\n# Options that are given by one letter.\ndeclare -gA _drayctl_letters=(\n\t[-h]=--help\n"
+    return out + "".join(f"\t[-{o.letter}]={o.flag}\n" for o in line.options.values() if o.letter) + ")\n\n"
 
 
 def zsh_text(text, special):
@@ -363,9 +364,15 @@ def zsh_values(v):
     return ":" + zsh_text(v.name, "\\:") + ":" + action
 
 
-def zsh_option(o):
+def zsh_options(options):
+    """Each by its name, and those that have a letter by that, too."""
+    return [zsh_option(o, flag) for o in options for flag in [o.flag] + [f"-{o.letter}"] * bool(o.letter)]
+
+
+def zsh_option(o, flag):
     value = (":" if o.optional else "") + zsh_values(o.value) if o.value else ""
-    return f"'{o.flag}{'=-' if o.optional else '=' if o.value else ''}[{zsh_text(o.doc, chr(92) + '[]')}]{value}'"
+    equals = "" if not flag.startswith("--") else "=-" if o.optional else "=" if o.value else ""
+    return f"'{flag}{equals}[{zsh_text(o.doc, chr(92) + '[]')}]{value}'"
 
 
 def zsh_cases(cases):
@@ -379,8 +386,8 @@ def zsh(line):
     out += ("\t)\n\t_describe -t verbs verb verbs\n}\n\n"
             f"# Sets reply to the options of a verb; {EVERY}: the global ones.\n"
             "_drayctl_options() {\n\treply=()\n\tcase $1 in\n")
-    out += zsh_cases([(EVERY, map(zsh_option, line.every))] +
-                     [(v.name, list(map(zsh_option, v.options))) for v in line.verbs])
+    out += zsh_cases([(EVERY, zsh_options(line.every))] +
+                     [(v.name, zsh_options(v.options)) for v in line.verbs])
     out += "# Sets reply to the arguments of a verb.\n_drayctl_arguments() {\n\treply=()\n\tcase $1 in\n"
     return out + zsh_cases([(v.name, [f"'{i}{zsh_values(a)}'" for i, a in enumerate(v.arguments, 1)])
                             for v in line.verbs])

@@ -88,7 +88,7 @@ CASES = {
     "--timeout 1s drain --ti": "--timeout", "drain --timeout 1s --ti": "",
     # values
     "--control ": "<default>", "--control=": "<default>", "--control=/r": "<default>", "bench --socket /r": "<default>",
-    "detect --from-sysfs ": "<dirnames>", "doctor --from-sysfs=/": "<dirnames>",
+    "detect --from-sysfs ": "<dirnames>", "doctor --from-sysfs=/": "<dirnames>", "inject -f ": "<default>",
     "--timeout ": "", "--timeout=": "", "bench --ops ": "", "bench --ops=": "", "bench --size --": "",
     "bench --direction ": "read write", "bench --direction w": "write", "bench --direction=": "read write",
     "bench --direction=w": "write", "detect --family ip": "ipv4 ipv6", "--direction=": "", "--json=": "",
