@@ -77,8 +77,7 @@ struct store_user *store_user_new(struct store *s, struct owner_account *account
 	struct store_user *u;
 
 	if (!s) {
-		dray_err_set(reterr, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
-			     "this agent has no store; set limits.store_bytes");
+		dray_err_set(reterr, -EOPNOTSUPP, DRAY_E_UNSUPPORTED, STORE_ABSENT);
 		return NULL;
 	}
 	u = calloc(1, sizeof(*u));

@@ -30,6 +30,9 @@
 #include "lib/wire.h"
 #include "schema/gen/data.h"
 
+/* Text of the error where the configuration has no store. */
+#define STORE_ABSENT "this agent has no store; set limits.store_bytes"
+
 struct store;
 struct store_user;
 struct store_member;

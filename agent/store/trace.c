@@ -35,8 +35,7 @@ int store_trace_new(struct store_trace **ret, struct store *s, struct dray_err *
 	struct store_trace *t;
 
 	if (!s)
-		return dray_err_set(reterr, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
-				    "this agent has no store; set limits.store_bytes");
+		return dray_err_set(reterr, -EOPNOTSUPP, DRAY_E_UNSUPPORTED, STORE_ABSENT);
 	if (s->trace)
 		return dray_err_set(
 			reterr, -EBUSY, DRAY_E_BUSY,

@@ -53,6 +53,11 @@ static int connect_failed(struct ctl *c, int err)
 				"cannot connect to %s: permission denied; the socket's owner "
 				"and mode (control.group, control.mode) decide who may connect",
 				c->control);
+	case EPROTOTYPE:
+		return ctl_fail(c, CTL_EXIT_UNREACHABLE,
+				"%s is not a control socket; name the agent's control socket with "
+				"--control",
+				c->control);
 	default:
 		return ctl_fail(c, CTL_EXIT_UNREACHABLE, "cannot connect to %s: %s", c->control,
 				dray_errno_text(err));

@@ -52,7 +52,12 @@ static int file_write(struct ctl *c, const char *path, const char *text)
 int ctl_genkey(struct ctl *c)
 {
 	char text[KEY_TEXT + 1];
-	int ret = key_make(c, text);
+	int ret;
+
+	if (c->n_args && !*c->args[0])
+		return ctl_misuse(
+			c, "genkey needs a name for its FILE; without FILE it prints the key");
+	ret = key_make(c, text);
 
 	if (!ret && c->n_args)
 		ret = file_write(c, c->args[0], text);

@@ -125,8 +125,7 @@ static void store_print(const struct ctl_properties *p, FILE *f)
 			count(p, "store_objects"), count(p, "store_bytes"),
 			count(p, "store_disk_bytes"));
 	if (ctl_properties_counter(p, "dray_store_disk_down"))
-		fprintf(f,
-			"  disk tier     not written: drayctl store has its state, and the log the reason\n");
+		fprintf(f, "  disk tier     not written: drayctl events has the reason\n");
 	if (ctl_properties_counter(p, "dray_store_directory_down"))
 		fprintf(f,
 			"  directory     not used: drayctl store has its state, drayctl events the reason\n");

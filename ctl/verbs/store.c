@@ -7,6 +7,7 @@
 #include "ctl/verbs/verbs.h"
 #include "lib/time.h"
 #include "lib/units.h"
+#include "schema/gen/config.h"
 
 #define TENANT_MAX 64
 /* Until the agent has read some of what it reads from disk. */
@@ -129,6 +130,9 @@ static int warm_pause(struct ctl *c, struct work *w)
 static int space_get(struct ctl *c, const char *option, struct space *ret)
 {
 	*ret = (struct space){ .name = c->values[CTL_OPTION_SPACE] };
+	if (ret->name && !*ret->name)
+		return ctl_misuse(
+			c, "--space needs a name; --owner TENANT:UID names the space of an owner");
 	if (!ret->name && !c->values[CTL_OPTION_SPACE_OWNER])
 		return ctl_misuse(
 			c, "%s needs --space NAME or --owner TENANT:UID; drayctl store lists both",
@@ -333,6 +337,27 @@ static int list_objects(struct ctl *c)
 	return ctl_list_print(c, &ctl_list_store_objects, &rows);
 }
 
+/* People learn whether there is a store at all: an agent without one lists nothing, too. */
+static int list_spaces(struct ctl *c)
+{
+	ctl_auto_rows struct ctl_rows rows = CTL_ROWS_NULL, settings = CTL_ROWS_NULL;
+	ssize_t row;
+
+	if (ctl_list_get(c, &ctl_list_store, &rows, NULL) < 0)
+		return -1;
+	if (rows.n || c->format != CTL_TEXT)
+		return ctl_list_print(c, &ctl_list_store, &rows);
+	row = ctl_setting_find(c, &settings,
+			       dray_config_keys[DRAY_CONFIG_KEY_LIMITS_STORE_BYTES].path);
+	if (row < 0)
+		return -1;
+	if (!strcmp(ctl_rows_text(&settings, (size_t)row, DRAY_DBUS_SETTING_FIELD_VALUE), "0"))
+		fputs("this agent has no store; set limits.store_bytes\n", c->out);
+	else
+		fputs("no store spaces; the first PUT of an owner makes one\n", c->out);
+	return CTL_EXIT_OK;
+}
+
 int ctl_store(struct ctl *c)
 {
 	if (c->values[CTL_OPTION_EVICT])
@@ -349,5 +374,5 @@ int ctl_store(struct ctl *c)
 		return ctl_misuse(
 			c,
 			"--space and --owner have no effect without --keys, --warm, --verify or --evict");
-	return ctl_list_run(c, &ctl_list_store);
+	return list_spaces(c);
 }

@@ -282,10 +282,13 @@ CHANGE(set_hint)
 	return 0;
 }
 
-int bus_no_space(const char *space, const char *tenant, uint32_t uid, sd_bus_error *reterr)
+int bus_no_space(const struct store *s, const char *space, const char *tenant, uint32_t uid,
+		 sd_bus_error *reterr)
 {
 	char text[BUS_TEXT_BYTES], why[BUS_TEXT_BYTES];
 
+	if (!s)
+		return sd_bus_error_set(reterr, SD_BUS_ERROR_NOT_SUPPORTED, STORE_ABSENT);
 	if (*space)
 		snprintf(why, sizeof(why),
 			 "the store has no name space \"%.60s\"; drayctl store lists the others",
@@ -311,7 +314,7 @@ CHANGE(evict_store)
 		return ret;
 	e = store_evict(a->store, space, tenant, uid, bytes);
 	if (!e.found)
-		return bus_no_space(space, tenant, uid, reterr);
+		return bus_no_space(a->store, space, tenant, uid, reterr);
 	if (e.objects)
 		LOG_CHANGE(c, "EvictStore: %u objects with %" PRIu64 " bytes space=%.60s",
 			   e.objects, e.bytes, *space ? space : tenant);

@@ -120,8 +120,9 @@ int bus_check_change(const struct bus_conn *c, const char *method, sd_bus_error 
 #define LOG_CHANGE(c, fmt, ...) \
 	log_notice("control", fmt " uid=%u pid=%d", ##__VA_ARGS__, (c)->who.uid, (c)->who.pid)
 
-/* The error for a name space that is not there. < 0. */
-int bus_no_space(const char *space, const char *tenant, uint32_t uid, sd_bus_error *reterr);
+/* The error for a name space that is not there; s NULL: nor is a store. < 0. */
+int bus_no_space(const struct store *s, const char *space, const char *tenant, uint32_t uid,
+		 sd_bus_error *reterr);
 
 /* --- long_lists.c --- */
 

@@ -137,7 +137,7 @@ static int call_begin(struct bus_conn *c, sd_bus_message *m, const struct store_
 	if (!k->search) {
 		pending_reply_free(&k->reply);
 		return err.code == DRAY_E_NOT_FOUND ?
-			       bus_no_space(space, tenant, uid, reterr) :
+			       bus_no_space(c->server->agent->store, space, tenant, uid, reterr) :
 			       sd_bus_error_set(reterr, SD_BUS_ERROR_NO_MEMORY, err.msg);
 	}
 	ret = sd_event_add_time_relative(c->server->agent->event, &k->turn, CLOCK_MONOTONIC, 0, 1,

@@ -17,11 +17,12 @@ static const char *space_text(const struct place *p)
 	return *p->space ? p->space : p->tenant;
 }
 
-static int error_of(const struct dray_err *e, const struct place *p, sd_bus_error *reterr)
+static int error_of(const struct bus_conn *c, const struct dray_err *e, const struct place *p,
+		    sd_bus_error *reterr)
 {
 	switch (e->code) {
 	case DRAY_E_NOT_FOUND:
-		return bus_no_space(p->space, p->tenant, p->uid, reterr);
+		return bus_no_space(c->server->agent->store, p->space, p->tenant, p->uid, reterr);
 	case DRAY_E_BUSY:
 		return sd_bus_error_set(reterr, DRAY_DBUS_ERROR_BUSY, e->msg);
 	case DRAY_E_UNSUPPORTED:
@@ -44,7 +45,7 @@ static int begin(struct bus_conn *c, const struct place *p, uint64_t rate, sd_bu
 
 	if (store_verify_new(&c->verify, c->server->agent->store, p->space, p->tenant, p->uid, rate,
 			     &err) < 0)
-		return error_of(&err, p, reterr);
+		return error_of(c, &err, p, reterr);
 	LOG_CHANGE(c, "VerifyStore begins space=%.60s", space_text(p));
 	return 0;
 }

@@ -133,7 +133,7 @@ int object_search_new(struct object_search **ret, struct segments *ss, const cha
 		s->pending += r == 0;
 	}
 	if (r == 0 && !s->pending)
-		r = dray_err_set(reterr, -EINVAL, DRAY_E_INVALID,
+		r = dray_err_set(reterr, -EOPNOTSUPP, DRAY_E_UNSUPPORTED,
 				 "no Mooncake masters are known: set mooncake.masters");
 	if (r < 0)
 		object_search_free(s);
