@@ -9,6 +9,7 @@
 #include "agent/placement/detect/detect.h"
 #include "agent/process/journal.h"
 #include "agent/process/privilege.h"
+#include "lib/fds.h"
 #include "lib/log.h"
 
 /* Exit statuses: 0 drained, 1 failed, 2 wrong use of the command line. */
@@ -42,6 +43,7 @@ int main(int argc, char **argv)
 	struct dray_err err = DRAY_ERR_NULL;
 	int status = 0;
 
+	dray_reserve_standard_fds();
 	/* two arenas are enough for few threads, and keep an idle agent small */
 	mallopt(M_ARENA_MAX, 2);
 	if (privilege_init(&err) < 0) {

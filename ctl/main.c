@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "ctl/ctl.h"
+#include "lib/fds.h"
 
 /* Colour is for terminals that can show it, unless $NO_COLOR is set (no-color.org). */
 static bool wants_color(void)
@@ -24,5 +25,6 @@ int main(int argc, char **argv)
 		.variables = environ,
 	};
 
+	dray_reserve_standard_fds();
 	return ctl_run(&env, stdout, stderr, argc, argv);
 }

@@ -3,8 +3,10 @@
 #pragma once
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdbool.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include "lib/cleanup.h"
 
@@ -31,4 +33,16 @@ static inline unsigned dray_fd_share(unsigned n)
 	if (getrlimit(RLIMIT_NOFILE, &l) < 0 || l.rlim_cur / DRAY_FD_SHARE >= n)
 		return n;
 	return dray_max((unsigned)(l.rlim_cur / DRAY_FD_SHARE), 1u);
+}
+
+/*
+ * Call first in main(). A standard stream that the parent has closed becomes /dev/null, in the direction that fails, so that no
+ * other file gets its number: output would go there. No O_CLOEXEC, as for all standard streams.
+ */
+static inline void dray_reserve_standard_fds(void)
+{
+	for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+		if (fcntl(fd, F_GETFD) < 0 &&
+		    open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) < 0)
+			return;
 }

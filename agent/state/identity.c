@@ -50,7 +50,7 @@ static int io_error(struct dray_err *reterr, int err, const char *what, const ch
 			reterr, -ENOSPC, DRAY_E_NO_SPACE,
 			"%s %.100s%s%s: no space left; free some, or set agent.state_dir", what,
 			dir, slash, name);
-	if (err == EACCES || err == EPERM || err == EROFS)
+	if (err == EACCES || err == EPERM || err == EROFS || err == ENOTDIR)
 		return dray_err_set(reterr, -err, DRAY_E_DENIED,
 				    "%s %.100s%s%s: %s; set agent.state_dir to a directory of the "
 				    "agent's own",

@@ -89,7 +89,40 @@ def test_what_is_not_there_is_listed_by_a_verb(new_agent, verb, list_verb):
     assert done.returncode == 1 and f"; drayctl {list_verb} lists the" in done.stderr, done.stderr
 
 
+@pytest.mark.parametrize("verb", [(), ("--keys", "1", "--owner", "default:0"), ("--warm", "1", "--owner", "default:0"),
+                                  ("--evict", "1", "--space", "kv"), ("--trace", "/dev/null")])
+def test_an_agent_without_a_store_says_so(new_agent, verb):
+    done = new_agent().ctl("store", *verb, check=False)
+    assert "this agent has no store; set limits.store_bytes" in (done.stderr if verb else done.stdout)
+    assert done.returncode == bool(verb)
+
+
+def test_data_socket_as_control_socket(agent):
+    done = ctl(agent.socket, "status")
+    assert done.returncode == 3 and f"{agent.socket} is not a control socket; name the agent's control socket" in done.stderr
+
+
+def test_objects_without_masters(new_agent):
+    """What the agent lacks is no wrong use of the command line."""
+    done = new_agent().ctl("segments", "--object", "k", check=False)
+    assert done.returncode == 1 and "set mooncake.masters" in done.stderr
+
+
 # --- output --------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("verb", ["status", "trace"])
+def test_closed_standard_streams(agent, verb):
+    """No other file gets the number of a stream that the parent has closed."""
+    done = subprocess.run(["sh", "-c", '"$@" <&- >&-', "sh", DRAYCTL, "--control", agent.control, verb], stderr=subprocess.PIPE,
+                          text=True, timeout=LIMIT)
+    assert done.returncode == 1 and "Bad file descriptor" in done.stderr, done.stderr
+
+
+def test_an_agent_without_standard_streams(new_agent):
+    """Its log goes to standard error, which the test reads."""
+    agent = new_agent(wrap=["sh", "-c", 'exec "$@" <&- >&-', "sh"])
+    for fd in (0, 1):
+        assert os.readlink(f"/proc/{agent.pid}/fd/{fd}") == "/dev/null"
 
 def test_schemas_agree_with_the_interface():
     """schema/ctl is written by hand and must match the D-Bus records."""
