@@ -557,6 +557,31 @@ static void test_many_wait(void **state)
 	free(s);
 }
 
+/* A session whose slice waits goes on when that slice moves to the next transport, although nothing is in flight here. */
+static void test_goes_on_behind_what_moves(void **state)
+{
+	struct remote_view second;
+	struct fake_qp *f;
+
+	set_keys(2, 1);
+	set_paths(2);
+	remote_on_rail_1(&second);
+	f = add_qp(1, DMSG_CLASS_BULK, 256, 0);
+	write_all(100);
+	submit_as(&lab->s, DMSG_DIRECTION_WRITE, REMOTE + 1, 100);
+	turn();
+	assert_int_equal(f->tail, 0);
+	lab->spare_open = true;
+	message(RDMA_PATH_UNREACHABLE, rdma_path_id(0, DMSG_CLASS_BULK), NULL);
+	assert_false(dray_list_empty(&lab->adopted));
+	turn();
+	assert_int_equal(f->tail, 1);
+	run_all();
+	assert_int_equal(lab->rig.n_ended, 1);
+	stop_all(DRAY_E_CANCELLED, false);
+	object_drop(&lab->rig.core, OBJECT_REMOTE, REMOTE + 1, DRAY_E_REVOKED, DROP_STOP);
+}
+
 /* The same beside a rail that is busy. It takes nothing more behind the slice that waits for it: on Soft-RoCE a read waits for its end. */
 static void test_waits_aside_of_writes(void **state)
 {
@@ -1171,6 +1196,7 @@ int main(void)
 		TEST(keys_decide),
 		TEST(waits_aside),
 		TEST(many_wait),
+		TEST(goes_on_behind_what_moves),
 		TEST(waits_aside_of_writes),
 		TEST(arm),
 		TEST(error_moves_slices),

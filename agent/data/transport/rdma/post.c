@@ -11,6 +11,10 @@
 
 void rdma_channel_unpark(struct rdma_channel *ch)
 {
+	if (dray_list_empty(&ch->parked))
+		return;
+	/* what their sessions have besides may be posted now, and perhaps no completion comes */
+	rdma_pull_later(ch);
 	/* they are the oldest ones */
 	dray_list_splice(&ch->parked, &ch->ch.retry);
 	dray_list_splice(&ch->ch.retry, &ch->parked);
