@@ -24,7 +24,9 @@ struct state {
 
 	/* of the control thread */
 	sd_event_source *source;
-	bool refilling; /* the queue may exceed its limit */
+	bool refilling;   /* the queue may exceed its limit */
+	state_row_fn row; /* of state_load(); with its arg */
+	void *row_arg;
 
 	int event_fd; /* the writer wakes the control thread */
 	pthread_t thread;
@@ -34,11 +36,14 @@ struct state {
 
 	/* under the lock */
 	struct queue queue;
-	int64_t overflow_ns;   /* when an overflow was last logged; 0 never */
-	int64_t first_ns;      /* when the queue stopped being empty */
-	bool hold;             /* a refill is filling the queue: the writer waits */
+	int64_t overflow_ns; /* when an overflow was last logged; 0 never */
+	int64_t first_ns;    /* when the queue stopped being empty */
+	/* the writer waits: a refill is filling the queue, or the control thread takes the rows in `found` */
+	bool hold;
 	bool needs_refill;     /* the file lacks rows: all must be queued again */
 	bool refill_requested; /* the control thread has been told to refill */
+	struct dray_list
+		found; /* struct change: rows that were read late; of the control thread while `hold` is set */
 	bool quit, ended, abandoned;
 	uint64_t n_batch; /* changes in the batch of the writer */
 	struct state_info info;
@@ -49,6 +54,10 @@ struct state {
 	struct database *database;
 	bool had_database; /* a database was open since the start */
 	bool unchecked;    /* its pages have not been verified yet */
+	/* kinds of rows that could not be read at the start (1u << enum state_kind) */
+	unsigned unread;
+	struct dray_list
+		reading; /* struct change: what becomes `found` when the batch is committed */
 	struct queue batch;
 	uint32_t failures; /* in a row */
 	int64_t retry_ns;

@@ -79,6 +79,14 @@ struct change *change_new(enum state_kind kind, bool drop, const union state_row
 	return c;
 }
 
+void changes_free(struct dray_list *l)
+{
+	dray_list_for_each(l, c, struct change, link) {
+		dray_list_del(&c->link);
+		free(c);
+	}
+}
+
 void queue_init(struct queue *q)
 {
 	*q = (struct queue){ .n = 0 };
@@ -129,6 +137,11 @@ void queue_add(struct queue *q, struct change *c)
 		add_keyed(q, c);
 }
 
+bool queue_has(const struct queue *q, const struct change *c)
+{
+	return c->kind != STATE_EVENT && dray_map_find(&q->keys, c->text, c->node.n);
+}
+
 static void list_clear(struct queue *q, struct dray_list *l)
 {
 	dray_list_for_each(l, c, struct change, link)
@@ -153,6 +166,7 @@ void queue_move(struct queue *to, struct queue *from)
 	to->n = from->n;
 	to->n_events = from->n_events;
 	to->wipe = from->wipe;
-	dray_map_deinit(&from->keys);
+	dray_map_deinit(&to->keys);
+	to->keys = from->keys;
 	queue_init(from);
 }

@@ -26,6 +26,9 @@ struct change {
 /* NULL with errno: ENOMEM, or EMSGSIZE where a name is too long. The caller frees it with free(). */
 struct change *change_new(enum state_kind kind, bool drop, const union state_row *row);
 
+/* Frees the changes in a list. */
+void changes_free(struct dray_list *l);
+
 struct queue {
 	struct dray_list changes, events;
 	struct dray_map keys; /* of changes */
@@ -38,6 +41,9 @@ void queue_init(struct queue *q);
 
 /* Takes the change, which replaces an earlier one of its key. The newest DRAY_STATE_MAX_EVENTS events stay. */
 void queue_add(struct queue *q, struct change *c);
+
+/* There is a change with the key of this one. */
+bool queue_has(const struct queue *q, const struct change *c);
 
 /* Frees all changes. */
 void queue_clear(struct queue *q);

@@ -20,6 +20,8 @@
 #define RETRY_MAX_NS (60 * DRAY_NS_PER_SEC)
 /* Limit of the queue; the batch of the writer may hold as much again. */
 #define QUEUE_BYTES (16u << 20)
+/* Rows that were read late and are handed over in one turn of the loop. */
+#define FOUND_PER_TURN 256
 #define FREE_LIMIT_NS (2 * (int64_t)DRAY_NS_PER_SEC)
 
 void state_notice(struct state *s, enum dray_log_level level, const char *fmt, ...)
@@ -83,11 +85,21 @@ static bool begin_refill(struct state *s)
 	wanted = s->needs_refill && s->refill_requested;
 	if (wanted) {
 		queue_clear(&s->queue);
+		changes_free(&s->found);
 		s->needs_refill = s->refill_requested = false;
 		s->queue.wipe = s->hold = s->deps.refill != NULL;
 	}
 	pthread_mutex_unlock(&s->lock);
 	return wanted;
+}
+
+static void resume(struct state *s)
+{
+	pthread_mutex_lock(&s->lock);
+	s->hold = false;
+	s->first_ns = dray_now().ns;
+	pthread_cond_broadcast(&s->wake);
+	pthread_mutex_unlock(&s->lock);
 }
 
 static void refill(struct state *s)
@@ -98,11 +110,41 @@ static void refill(struct state *s)
 	if (s->deps.refill)
 		s->deps.refill(s->deps.arg);
 	s->refilling = false;
+	resume(s);
+}
+
+/* NULL: none is left. changed: the row is older than a change that waits, which may be any after an overflow. */
+static struct change *next_found(struct state *s, bool *changed)
+{
+	struct change *c;
+
 	pthread_mutex_lock(&s->lock);
-	s->hold = false;
-	s->first_ns = dray_now().ns;
-	pthread_cond_broadcast(&s->wake);
+	c = dray_list_pop(&s->found, struct change, link);
+	*changed = c && (s->needs_refill || queue_has(&s->queue, c));
 	pthread_mutex_unlock(&s->lock);
+	return c;
+}
+
+/* Hands over rows that could not be read at the start. */
+static void take_found(struct state *s)
+{
+	struct change *c = NULL;
+	bool changed, any;
+
+	pthread_mutex_lock(&s->lock);
+	any = s->hold;
+	pthread_mutex_unlock(&s->lock);
+	if (!any)
+		return;
+	for (unsigned i = 0; i < FOUND_PER_TURN && (c = next_found(s, &changed)); i++) {
+		if (!changed)
+			s->row(s->row_arg, c->kind, &c->row);
+		free(c);
+	}
+	if (c)
+		dray_wake(s->event_fd);
+	else
+		resume(s);
 }
 
 static int handle_posted(sd_event_source *source, int fd, uint32_t events, void *arg)
@@ -112,6 +154,7 @@ static int handle_posted(sd_event_source *source, int fd, uint32_t events, void 
 	if (!dray_wake_clear(fd))
 		return 0;
 	log_pending_notices(s);
+	take_found(s);
 	refill(s);
 	return 0;
 }
@@ -122,6 +165,8 @@ static int init_shared(struct state *s)
 
 	queue_init(&s->queue);
 	queue_init(&s->batch);
+	dray_list_init(&s->found);
+	dray_list_init(&s->reading);
 	pthread_mutex_init(&s->lock, NULL);
 	pthread_condattr_init(&attr);
 	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
@@ -136,6 +181,8 @@ void state_destroy(struct state *s)
 	database_close(s->database, true);
 	queue_clear(&s->queue);
 	queue_clear(&s->batch);
+	changes_free(&s->found);
+	changes_free(&s->reading);
 	dray_close(s->event_fd);
 	pthread_cond_destroy(&s->wake);
 	pthread_mutex_destroy(&s->lock);
@@ -200,6 +247,9 @@ uint64_t state_load(struct state *s, unsigned kinds, state_row_fn fn, void *arg)
 	uint64_t n = 0, refused = 0;
 	int r;
 
+	s->row = fn;
+	s->row_arg = arg;
+	s->unread = kinds;
 	if (!s->database)
 		return 0;
 	r = database_load(s->database, kinds, fn, arg, &n, &refused, &why);
@@ -213,6 +263,8 @@ uint64_t state_load(struct state *s, unsigned kinds, state_row_fn fn, void *arg)
 		err = why;
 	if (r < 0)
 		keep_in_memory(s, &err);
+	else
+		s->unread = 0;
 	log_pending_notices(s);
 	return n;
 }
@@ -233,6 +285,8 @@ static bool end_thread(struct state *s)
 	if (!s->started)
 		return true;
 	s->quit = true;
+	/* the file has the rows that were not taken */
+	s->hold = false;
 	pthread_cond_broadcast(&s->wake);
 	return dray_timeout_await(&s->ended, &s->wake, &s->lock, FREE_LIMIT_NS);
 }

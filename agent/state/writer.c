@@ -128,6 +128,41 @@ static int check(struct state *s, struct dray_err *reterr)
 	return r;
 }
 
+struct reading {
+	struct state *s;
+	bool no_memory;
+};
+
+/* What was changed since the start is newer than its row. */
+static void keep_row(void *arg, enum state_kind kind, const union state_row *row)
+{
+	struct reading *reading = arg;
+	struct state *s = reading->s;
+	struct change *c = change_new(kind, false, row);
+
+	reading->no_memory |= !c;
+	if (c && !queue_has(&s->batch, c))
+		dray_list_add(&s->reading, &c->link);
+	else
+		free(c);
+}
+
+/* Reads what could not be read at the start, before the batch changes it. */
+static int read_late(struct state *s, struct dray_err *reterr)
+{
+	struct reading reading = { .s = s };
+	uint64_t n, refused;
+	int r;
+
+	if (!s->unread)
+		return 0;
+	changes_free(&s->reading);
+	r = database_load(s->database, s->unread, keep_row, &reading, &n, &refused, reterr);
+	if (!r && reading.no_memory)
+		r = dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "reading state: no memory");
+	return r;
+}
+
 static int apply(struct state *s, struct dray_err *reterr)
 {
 	uint64_t refused = 0;
@@ -161,6 +196,9 @@ static int write_once(struct state *s, struct dray_err *reterr)
 	pthread_mutex_unlock(&s->lock);
 	if (needs_refill)
 		queue_clear(&s->batch);
+	r = needs_refill ? 0 : read_late(s, reterr);
+	if (r)
+		return r;
 	if (queue_count(&s->batch))
 		return apply(s, reterr);
 	/* a refill is requested only when the file can be written */
@@ -249,9 +287,25 @@ static void take_batch(struct state *s)
 	s->n_batch = queue_count(&s->batch);
 }
 
+/* Rows that a refill replaces are too old: changes since the start are no longer known. */
+static void hand_over(struct state *s)
+{
+	s->unread = 0;
+	if (s->needs_refill)
+		changes_free(&s->reading);
+	if (dray_list_empty(&s->reading))
+		return;
+	state_notice(s, DRAY_LOG_NOTICE,
+		     "%u rows of %s are restored, which the start could not read",
+		     dray_list_length(&s->reading), s->path);
+	dray_list_splice(&s->found, &s->reading);
+	s->hold = true;
+}
+
 static void succeeded(struct state *s)
 {
 	s->failures = 0;
+	hand_over(s);
 	if (s->needs_refill) {
 		s->refill_requested = true;
 		s->n_batch = 0;

@@ -3,13 +3,14 @@
 
 import contextlib
 import os
+import sqlite3
 import struct
 
 import dray
 import pytest
 from wire import codec as s
 from fake_agent import FakeAgent
-from harness import LIMIT, MIB, Raw, Side, expect, noise
+from harness import LIMIT, MIB, Raw, Side, expect, noise, until
 
 SCOPE_MAX = 256
 REQUESTS = {
@@ -118,6 +119,28 @@ def test_after_a_restart(new_agent):
         before = client.incarnation
         assert client.preferred_segment().preference == "none"
         assert client.incarnation != before and client.segments
+
+
+def test_a_database_that_is_locked_at_the_start(new_agent):
+    """Another process has it open: its hints are restored when that ends, and what is forgotten then stays forgotten."""
+    agent = new_agent()
+
+    def scopes():
+        return sorted(hint["scope"] for hint in agent.ctl("hints", "--json")["hints"])
+
+    for scope in "abc":
+        agent.ctl("hints", "--set", f"{scope}=10.9.8.7:50053")
+    agent.stop()
+    with contextlib.closing(sqlite3.connect(agent.state_dir / "state.db", isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        agent.start()
+        assert scopes() == []
+        agent.ctl("hints", "--set", "d=10.9.8.7:50053")
+    until(lambda: scopes() == ["a", "b", "c", "d"])
+    agent.ctl("hints", "--forget", "b")
+    agent.stop()
+    agent.start()
+    assert scopes() == ["a", "c", "d"]
 
 
 # --- the client's own checks ----------------------------------------------------------------------------

@@ -80,11 +80,12 @@ static void load_row(void *arg, enum state_kind kind, const union state_row *row
 	hints_load(arg, &row->hint);
 }
 
-static void open_hints(struct fixture *x)
+static void new_hints(struct fixture *x)
 {
 	struct dray_err err = DRAY_ERR_NULL;
 	struct hints_deps deps = { .event = x->event,
 				   .cfg = &x->cfg,
+				   .state = x->state,
 				   .changed = on_changed,
 				   .named = on_named,
 				   .arg = x };
@@ -93,14 +94,20 @@ static void open_hints(struct fixture *x)
 		deps.unix_ms = unix_ms;
 		deps.boot_ms = boot_ms;
 	}
+	assert_int_equal(hints_new(&x->h, &deps, &err), 0);
+}
+
+static void open_hints(struct fixture *x)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+
 	assert_int_equal(
 		state_open(&x->state,
 			   &(struct state_deps){ .event = x->event, .dir = x->dir, .gather_ns = 1 },
 			   &err),
 		0);
-	deps.state = x->state;
 	x->log[0] = '\0';
-	assert_int_equal(hints_new(&x->h, &deps, &err), 0);
+	new_hints(x);
 	state_load(x->state, 1u << STATE_HINT, load_row, x->h);
 	assert_log(x, "");
 	hints_loaded(x->h);
@@ -444,6 +451,41 @@ static void a_restart_restores_hints(void **state)
 	assert_int_equal(best.age_ms, 4000);
 }
 
+/* The database could not be read at the start: its rows come while hints are in use. */
+static void rows_that_come_late(void **state)
+{
+	struct fixture *x = *state;
+	struct state_hint row = { .scope = "m",
+				  .segment = A,
+				  .source = CLIENT,
+				  .uid = 1000,
+				  .tenant = "t",
+				  .score = 3,
+				  .put_ms = x->unix_ms - 1000,
+				  .expires_ms = x->unix_ms + 5000 };
+	struct hint best;
+
+	hints_load(x->h, &row);
+	assert_log(x, "+" A ";m;");
+	assert_true(hints_best(x->h, "m", NULL, &best));
+	assert_int_equal(best.left_ms, 5000);
+	assert_int_equal(best.age_ms, 1000);
+	/* what was put since the start stays, whatever the times of the row */
+	put(x, "n", B, CLIENT, 1000, 0, 4000);
+	x->log[0] = '\0';
+	row.scope = "n";
+	row.put_ms = x->unix_ms + 1000;
+	hints_load(x->h, &row);
+	row.segment = B;
+	hints_load(x->h, &row);
+	assert_log(x, "");
+	assert_true(hints_best(x->h, "n", NULL, &best));
+	assert_string_equal(best.segment, B);
+	assert_int_equal(best.left_ms, 4000);
+	reopen(x);
+	assert_best(x, "n", B);
+}
+
 static void a_clock_set_back_keeps_hints_only_briefly(void **state)
 {
 	struct fixture *x = *state;
@@ -514,6 +556,8 @@ static void rows_are_checked(void **state)
 	};
 	struct hint best;
 
+	x->h = hints_free(x->h);
+	new_hints(x);
 	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(bad); i++)
 		hints_load(x->h, &bad[i]);
 	assert_int_equal(hints_count(x->h), 0);
@@ -662,6 +706,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(forgetting, setup, teardown),
 		cmocka_unit_test_setup_teardown(all_hints_are_listed, setup, teardown),
 		cmocka_unit_test_setup_teardown(a_restart_restores_hints, setup, teardown),
+		cmocka_unit_test_setup_teardown(rows_that_come_late, setup, teardown),
 		cmocka_unit_test_setup_teardown(a_clock_set_back_keeps_hints_only_briefly, setup,
 						teardown),
 		cmocka_unit_test_setup_teardown(a_clock_set_while_running_changes_nothing, setup,

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "lib/time.h"
+#include "schema/gen/data.h"
 #include "tests/unit/cm.h"
 #include "tests/unit/state_rig.h"
 #include "tests/unit/vfs_shim.h"
@@ -404,16 +405,41 @@ static void a_file_without_permission_is_moved_away(void **state)
 	run_child(do_denied);
 }
 
+#define HINTS 600 /* more than are handed over in one turn of the loop */
+
+static void put_many(struct rig *r)
+{
+	for (unsigned i = 0; i < HINTS; i++)
+		rig_put_hint(r, i, 1);
+}
+
+static void drop_hint(struct rig *r, unsigned i)
+{
+	char scope[32];
+
+	snprintf(scope, sizeof(scope), "scope-%u", i);
+	state_drop_hint(r->s, &(struct state_hint){ .scope = scope,
+						    .segment = "10.0.0.1:50053",
+						    .source = DMSG_HINT_SOURCE_CLIENT,
+						    .uid = 1000 + i % 7,
+						    .tenant = "t" });
+}
+
+static bool all_but_two_are_restored(struct rig *r)
+{
+	return r->rows.n >= HINTS - 2;
+}
+
 /* Another process has the file open with a tool. */
 static void a_file_that_another_process_has_open(void **state)
 {
-	struct rig r = { .refill = refill_all };
+	struct rig r = { .refill = put_many };
 	int ready[2], go[2], status;
 	pid_t pid;
 
 	rig_open(&r, dir);
 	rig_start(&r);
-	refill_all(&r);
+	put_many(&r);
 	rig_close(&r);
 	assert_int_equal(pipe2(ready, O_CLOEXEC), 0);
 	assert_int_equal(pipe2(go, O_CLOEXEC), 0);
@@ -431,20 +457,89 @@ static void a_file_that_another_process_has_open(void **state)
 	assert_int_equal(read(ready[0], &(char){ 0 }, 1), 1);
 	rig_open(&r, dir);
 	assert_true(rig_in_memory(&r));
+	assert_int_equal(r.rows.n, 0);
 	rig_start(&r);
-	rig_put_hint(&r, 100, 1);
+	rig_put_hint(&r, HINTS, 1);
+	rig_put_hint(&r, 1, 2);
+	drop_hint(&r, 2);
 	assert_int_equal(rig_flush(&r), -EIO);
 	assert_int_equal(write(go[1], "x", 1), 1);
 	assert_int_equal(waitpid(pid, &status, 0), pid);
 	rig_wait(&r, rig_on_disk, "writing");
+	/* of the rows, all that were not changed while they could not be read */
+	rig_wait(&r, all_but_two_are_restored, "reading");
+	drop_hint(&r, 3);
 	assert_int_equal(rig_flush(&r), 0);
+	assert_int_equal(r.rows.n, HINTS - 2);
+	assert_int_equal(r.refills, 0);
 	/* the rows of the file, and changes from the time when it could not be read */
 	rig_reopen(&r);
-	assert_int_equal(r.loaded, 41);
+	assert_int_equal(r.loaded, HINTS - 1);
 	rig_close(&r);
 	for (int i = 0; i < 2; i++) {
 		close(ready[i]);
 		close(go[i]);
+	}
+}
+
+/* The agent ends before all rows that were read late are taken: changes are written, and no row is lost. */
+static void an_end_while_rows_are_restored(void **state)
+{
+	struct rig r = { .refill = put_many };
+
+	rig_open(&r, dir);
+	rig_start(&r);
+	put_many(&r);
+	rig_close(&r);
+	shim_fail(1u << SHIM_OPEN, SQLITE_CANTOPEN, 0, false);
+	rig_open(&r, dir);
+	assert_true(rig_in_memory(&r));
+	shim_heal();
+	rig_start(&r);
+	rig_wait(&r, rig_on_disk, "writing");
+	drop_hint(&r, 3);
+	rig_reopen(&r);
+	assert_int_equal(r.loaded, HINTS - 1);
+	rig_close(&r);
+}
+
+#define FEW 20
+
+static bool few_are_restored(struct rig *r)
+{
+	for (unsigned i = 0; i < FEW; i++) {
+		char line[80];
+
+		snprintf(line, sizeof(line), "hint scope-%u 4 %u 10.0.0.1:50053 1 1000 2000", i,
+			 1000 + i % 7);
+		if (!rig_has(r, line))
+			return false;
+	}
+	return true;
+}
+
+/* Whichever read of the start fails, all rows are restored. */
+static void rows_that_the_start_could_not_read(void **state)
+{
+	bool failed = true;
+
+	for (uint32_t n = 0; failed; n++) {
+		struct rig r = { 0 };
+
+		cm_dir_remove(dir);
+		assert_int_equal(mkdir(dir, 0700), 0);
+		rig_open(&r, dir);
+		rig_start(&r);
+		for (unsigned i = 0; i < FEW; i++)
+			rig_put_hint(&r, i, 1);
+		rig_close(&r);
+		shim_fail(1u << SHIM_READ, SQLITE_IOERR_READ, n, true);
+		rig_open(&r, dir);
+		failed = shim_heal();
+		assert_true(n > 0 || failed);
+		rig_start(&r);
+		rig_wait(&r, few_are_restored, "reading");
+		rig_close(&r);
 	}
 }
 
@@ -468,6 +563,9 @@ int main(void)
 		cmocka_unit_test_setup_teardown(a_file_without_permission_is_moved_away, setup,
 						teardown),
 		cmocka_unit_test_setup_teardown(a_file_that_another_process_has_open, setup,
+						teardown),
+		cmocka_unit_test_setup_teardown(an_end_while_rows_are_restored, setup, teardown),
+		cmocka_unit_test_setup_teardown(rows_that_the_start_could_not_read, setup,
 						teardown),
 	};
 

@@ -61,6 +61,11 @@ static void label_unref(struct dray_map *m, struct label *l)
 	free(l);
 }
 
+static bool makes_upcalls(const struct hints *h)
+{
+	return h->loaded || !h->loading;
+}
+
 void hints_tell_named(const struct hints *h, const struct naming *n, bool named)
 {
 	const struct owner_key *o = &n->key.owner;
@@ -103,7 +108,7 @@ static void naming_unref(struct hints *h, struct naming *n, bool tell)
 static void entry_free(struct hints *h, struct entry *e, bool tell)
 {
 	dray_heap_del(&h->expiry[e->source], &e->expiry);
-	naming_unref(h, e->naming, tell && !h->loading);
+	naming_unref(h, e->naming, tell && makes_upcalls(h));
 	label_unref(&h->owners, e->owner);
 	label_unref(&h->names, e->name);
 	label_unref(&h->scopes, e->scope);
@@ -191,7 +196,7 @@ static void report_change(struct hints *h, const struct label *scope, struct hea
 {
 	struct heads now = heads_of(scope);
 
-	if (h->deps.changed && !h->loading &&
+	if (h->deps.changed && makes_upcalls(h) &&
 	    (!is_same(before.first, now.first) || !is_same(before.given, now.given)))
 		h->deps.changed(h->deps.arg, scope->text);
 }
@@ -209,6 +214,12 @@ static struct entry *entry_find(const struct label *scope, enum dmsg_hint_source
 			return e;
 	}
 	return NULL;
+}
+
+struct entry *hints_find(const struct hints *h, const struct hint_put *put)
+{
+	return entry_find(text_find(&h->scopes, put->scope), put->source, put->tenant, put->uid,
+			  put->segment);
 }
 
 /* --- changes ------------------------------------------------------------------------------------- */
@@ -273,7 +284,7 @@ static void replace(struct hints *h, struct entry *e, struct entry *old)
 		if (old->name != e->name)
 			hints_unsave(h, old);
 	}
-	if (first && !h->loading)
+	if (first && makes_upcalls(h))
 		hints_tell_named(h, e->naming, true);
 	report_change(h, e->scope, before);
 	if (old)

@@ -70,7 +70,7 @@ struct hints_deps {
 	/*
 	 * After the change; they must not change hints. changed: the scope has another effective hint, or none, or
 	 * another one of those that were given, or its segment or score is another. named: the first live hint that
-	 * this owner gave names the segment, or the owner's last one has gone. hints_load() makes no upcalls.
+	 * this owner gave names the segment, or the owner's last one has gone. hints_load() makes none before hints_loaded().
 	 */
 	void (*changed)(void *arg, const char *scope);
 	void (*named)(void *arg, const char *segment, const struct hint_owner *owner, bool named);
@@ -87,7 +87,7 @@ int hints_new(struct hints **ret, const struct hints_deps *deps, struct dray_err
 struct hints *hints_free(struct hints *h);
 DRAY_DEFINE_CLEANUP(struct hints *, hints_free);
 
-/* A row of the database, at the start. */
+/* A row of the database: at the start, or, after hints_loaded() and with upcalls, one that could only be read later. */
 void hints_load(struct hints *h, const struct state_hint *row);
 
 /* After the last row: logs what became of the rows, and makes the upcall `named` for each segment. */

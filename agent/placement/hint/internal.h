@@ -58,7 +58,8 @@ struct hints {
 	int64_t offset_ms; /* wall clock minus boot clock, when last read */
 	/* rows that hints_load() got */
 	uint64_t n_loaded, n_expired, n_future, n_refused;
-	bool loading; /* no upcalls */
+	bool loading; /* a row is loaded, which is not saved again */
+	bool loaded; /* hints_loaded() was called: rows that still come are late, and make upcalls */
 };
 
 /* Checks scope and segment. 0 or -EINVAL with reterr. */
@@ -70,6 +71,9 @@ int hints_check_texts(const char *scope, const char *segment, struct dray_err *r
  */
 int hints_insert(struct hints *h, const struct hint_put *put, int64_t put_ms, int64_t end_ms,
 		 struct entry **ret_entry, struct dray_err *reterr);
+
+/* The entry that this hint replaces; NULL: none. */
+struct entry *hints_find(const struct hints *h, const struct hint_put *put);
 
 /* The upcall `named`, unless there is none. */
 void hints_tell_named(const struct hints *h, const struct naming *n, bool named);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Rows of the database. */
 #include <inttypes.h>
+#include <string.h>
 
 #include "agent/placement/hint/internal.h"
 #include "lib/log.h"
@@ -74,8 +75,13 @@ void hints_load(struct hints *h, const struct state_hint *row)
 				.uid = row->uid,
 				.tenant = row->tenant,
 				.score = row->score };
-	struct entry *e;
+	struct entry *e, *newer = h->loaded ? hints_find(h, &put) : NULL;
 
+	if (newer) {
+		if (strcmp(newer->name->text, row->segment) != 0)
+			state_drop_hint(h->deps.state, row);
+		return;
+	}
 	h->loading = true;
 	if (is_in_order(row) && left > 0 &&
 	    hints_insert(h, &put, now - dray_max(ago, 0), now + left, &e, NULL) == 0) {
@@ -91,10 +97,13 @@ void hints_load(struct hints *h, const struct state_hint *row)
 		state_drop_hint(h->deps.state, row);
 	}
 	h->loading = false;
+	if (h->loaded)
+		hints_arm(h);
 }
 
 void hints_loaded(struct hints *h)
 {
+	h->loaded = true;
 	hints_arm(h);
 	if (h->n_loaded + h->n_expired + h->n_refused)
 		log_info("hint", "%" PRIu64 " hints are restored, %" PRIu64 " have expired", h->n,

@@ -174,6 +174,10 @@ void segments_restore(struct segments *ss, const struct state_segment *row)
 		state_drop_segment(ss->deps.state, row->name);
 		return;
 	}
+	/* the row comes late, and its segment was probed already */
+	if (s->verified && s->check != SEGMENT_CHECK_SELF &&
+	    (s->state == DMSG_SEGMENT_STATE_READY || s->state == DMSG_SEGMENT_STATE_LOST))
+		return;
 	if (*row->target && probe_target_parse(row->target, &target, NULL) == 0)
 		segment_target(&s->restored, &target);
 	/* a segment on this node is probed since its creation; the restored state replaces that */
@@ -200,6 +204,7 @@ void segments_restore_preferred(struct segments *ss, const struct state_preferre
 {
 	if (row->preference == DMSG_PREFERENCE_DETECTED && dray_endpoint_valid(row->name))
 		snprintf(ss->remembered, sizeof(ss->remembered), "%s", row->name);
+	segments_decide_soon(ss);
 }
 
 void segments_refill(struct segments *ss)

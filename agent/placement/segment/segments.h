@@ -71,7 +71,7 @@ DRAY_DEFINE_CLEANUP(struct segments *, segments_free);
 /* Reads the configuration and begins to probe. Once, before rows are restored. 0 or -errno with reterr. */
 int segments_start(struct segments *ss, struct dray_err *reterr);
 
-/* Rows of the database, before any other news; the preferred one first. */
+/* Rows of the database, the preferred one first: before any other news, unless the file could only be read later. */
 void segments_restore(struct segments *ss, const struct state_segment *row);
 void segments_restore_preferred(struct segments *ss, const struct state_preferred *row);
 /* Writes all rows to the database again. */
