@@ -121,14 +121,16 @@ static void environment_changed(struct agent *a)
 }
 
 static void notify_sessions(struct agent *a, const char *segment, enum dmsg_segment_state old,
-			    enum dmsg_segment_state now, uint32_t flags, const char *reason)
+			    enum dmsg_segment_state now, uint32_t flags, const char *reason,
+			    bool of_clients)
 {
 	sessions_segment_changed(a->sessions,
 				 &(struct dmsg_segment_changed){ .old = (uint16_t)old,
 								 .new = (uint16_t)now,
 								 .flags = flags,
 								 .segment = str(segment),
-								 .reason = str(reason) });
+								 .reason = str(reason) },
+				 of_clients);
 }
 
 static void on_segment_changed(void *arg, const struct segment_info *s, enum dmsg_segment_state old)
@@ -137,10 +139,12 @@ static void on_segment_changed(void *arg, const struct segment_info *s, enum dms
 	const char *before = dmsg_segment_state_name(old), *after = s->record.state;
 	struct agent *a = arg;
 
-	agent_record(a, "segment", name, before, after, reason);
+	if (!s->of_clients)
+		agent_record(a, "segment", name, before, after, reason);
 	agent_signal(a, DRAY_DBUS_SIGNAL_SEGMENT_CHANGED, "ssss", name, before, after, reason);
 	if (a->sessions)
-		notify_sessions(a, name, old, s->state, segment_flags(&s->record), reason);
+		notify_sessions(a, name, old, s->state, segment_flags(&s->record), reason,
+				s->of_clients);
 	environment_changed(a);
 }
 
@@ -157,7 +161,7 @@ static void on_preferred_changed(void *arg, const char *old, const char *now,
 		     reason);
 	agent_signal(a, DRAY_DBUS_SIGNAL_PREFERRED_CHANGED, "sss", old, now, reason);
 	if (a->sessions)
-		notify_sessions(a, now, state, state, flags, reason);
+		notify_sessions(a, now, state, state, flags, reason, false);
 	environment_changed(a);
 }
 

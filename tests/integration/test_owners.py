@@ -14,6 +14,7 @@ import wire
 from dray import errors
 from harness import LIMIT, MIB, Raw, expect, until, wait_for_release
 from test_lifecycle import ACTIVATE, fails
+from test_segments import QUICK_PROBES, Owner, listen, port_of
 from wire import codec as s
 
 
@@ -155,6 +156,24 @@ def test_hints_are_separate(new_agent):
             a.hint("model")
         agent.ctl("hints", "--set", "model=10.0.0.5:50053")
         assert a.hint("model").segment == b.hint("model").segment == "10.0.0.5:50053"
+
+
+def test_segments_of_hints_are_separate(lab, new_agent):
+    """Segments that only one owner's hints name concern that owner: others get no event of them, and log and history are bounded."""
+    owner = Owner(listen(lab.hosts[0]), lambda conn: False)
+    port = port_of(owner.sock)
+    agent, connect = tenants(new_agent, "a", "b", settings={**QUICK_PROBES, "segment.ports": "none", "limits.log_lines_per_owner": 1})
+    with owner, connect("a", segments=True) as a, connect("b", segments=True) as b:
+        for i in range(100):
+            a.put_hint(f"scope{i}", f"127.1.0.{i + 1}:{port}")
+        until(lambda: sum(row["state"] == "ready" for row in agent.ctl("segments", "--json")["segments"]
+                          if row["segment"].startswith("127.1.")) == 100)
+        assert a.next_event(dray.SegmentChanged, LIMIT).segment.startswith("127.1.")
+        agent.ctl("hints", "--set", f"x=127.2.0.1:{port}")
+        assert b.next_event(dray.SegmentChanged, LIMIT).segment == f"127.2.0.1:{port}"
+        subjects = [e["subject"] for e in agent.ctl("events", "--json")["events"]]
+        assert f"127.2.0.1:{port}" in subjects and not [name for name in subjects if name.startswith("127.1.")]
+        assert len(re.findall(r"127\.1\.\S+ probing -> ready", agent.text())) < 100
 
 
 def fill(more, key):

@@ -50,6 +50,15 @@ int hints_put(struct hints *h, const struct hint_put *put, struct dray_err *rete
 			      0;
 }
 
+/* The owner whose hints name segments. */
+static const char *namer = "";
+
+bool hints_names_for(const struct hints *h, const char *segment, const struct hint_owner *owner)
+{
+	assert_int_equal(owner->uid, getuid());
+	return !strcmp(owner->tenant, namer) && !strncmp(segment, "named", 5);
+}
+
 bool hints_forget_client(struct hints *h, const char *scope, const struct hint_owner *owner)
 {
 	note(scope);
@@ -370,22 +379,29 @@ static void test_draining(void **state)
 	ask_env(c, "");
 	client_expect(c, DMSG_ENV_GET_REPLY);
 	sessions_segment_changed(l->sessions,
-				 &(struct dmsg_segment_changed){ .segment = text("a:1") });
+				 &(struct dmsg_segment_changed){ .segment = text("a:1") }, false);
 	client_expect(c, DMSG_SEGMENT_CHANGED);
 	client_close(c);
 }
 
 /* --- events ----------------------------------------------------------------------------------- */
 
-static void changed(struct lab *l, const char *segment, uint16_t new, uint32_t flags,
-		    const char *reason)
+static void changed_for(struct lab *l, const char *segment, uint16_t new, uint32_t flags,
+			const char *reason, bool of_clients)
 {
 	sessions_segment_changed(l->sessions,
 				 &(struct dmsg_segment_changed){ .old = DMSG_SEGMENT_STATE_UNKNOWN,
 								 .new = new,
 								 .flags = flags,
 								 .segment = text(segment),
-								 .reason = text(reason) });
+								 .reason = text(reason) },
+				 of_clients);
+}
+
+static void changed(struct lab *l, const char *segment, uint16_t new, uint32_t flags,
+		    const char *reason)
+{
+	changed_for(l, segment, new, flags, reason, false);
 }
 
 static struct dmsg_segment_changed event_of(struct client *c)
@@ -440,6 +456,28 @@ static void test_events(void **state)
 	client_expect(silent, DMSG_SEGMENT_GET_REPLY);
 	client_close(silent);
 	client_close(late);
+	client_close(c);
+}
+
+/* Segments that only hints of clients name: their owners get the changes, and nobody else. */
+static void test_events_of_clients(void **state)
+{
+	struct lab *l = *state;
+	struct client *c = client_open(l, "", DMSG_HELLO_FLAG_SEGMENTS);
+
+	namer = "another-tenant";
+	for (unsigned i = 0; i < 40; i++)
+		changed_for(l, "named:1", DMSG_SEGMENT_STATE_READY, 0, "", true);
+	assert_int_equal(waiting(l), 0);
+	changed(l, "a:1", DMSG_SEGMENT_STATE_READY, 0, "");
+	assert_text(event_of(c).segment, "a:1");
+	namer = l->sessions->sockets[0].tenant;
+	changed_for(l, "other:1", DMSG_SEGMENT_STATE_READY, 0, "", true);
+	changed_for(l, "named:1", DMSG_SEGMENT_STATE_LOST, 0, "", true);
+	changed(l, "b:1", DMSG_SEGMENT_STATE_READY, 0, "");
+	assert_text(event_of(c).segment, "named:1");
+	assert_text(event_of(c).segment, "b:1");
+	lab_until(l, waiting(l) == 0);
 	client_close(c);
 }
 
@@ -569,6 +607,7 @@ int main(void)
 		T(test_malformed),
 		T(test_draining),
 		T(test_events),
+		T(test_events_of_clients),
 		T(test_reader_that_does_not_read),
 		T(test_events_limit),
 		T(test_reader_that_closes),

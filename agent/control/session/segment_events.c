@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "agent/control/session/internal.h"
+#include "agent/placement/hint/hints.h"
 #include "lib/assert.h"
 #include "lib/log.h"
 #include "schema/gen/errors.h"
@@ -24,8 +25,9 @@ struct change {
 	struct dray_map_node node; /* by the segment's name, which follows the message */
 	struct dray_list link;
 	uint64_t number;
+	bool of_clients; /* only for sessions whose owner's hints name the segment */
 	uint32_t length;
-	uint8_t message[];
+	uint8_t message[]; /* and the name, which ends in NUL */
 };
 
 static void change_free(struct segment_changes *x, struct change *c)
@@ -43,10 +45,11 @@ void segment_changes_deinit(struct segment_changes *x)
 }
 
 /* Replaces the former change of this segment. */
-static int change_add(struct segment_changes *x, const struct dmsg_segment_changed *m)
+static int change_add(struct segment_changes *x, const struct dmsg_segment_changed *m,
+		      bool of_clients)
 {
 	const size_t cap = DMSG_HEADER_SIZE + DMSG_SEGMENT_CHANGED_BODY_MAX;
-	struct change *c = malloc(sizeof(*c) + cap + m->segment.n);
+	struct change *c = malloc(sizeof(*c) + cap + m->segment.n + 1);
 	struct dmsg_segment_changed fit = *m;
 	struct change *before;
 	int n;
@@ -59,12 +62,14 @@ static int change_add(struct segment_changes *x, const struct dmsg_segment_chang
 	dray_assert(n > 0);
 	if (m->segment.n)
 		memcpy(c->message + n, m->segment.p, m->segment.n);
+	c->message[(uint32_t)n + m->segment.n] = '\0';
 	before = dray_map_entry(dray_map_find(&x->by_name, c->message + n, m->segment.n),
 				struct change, node);
 	if (before)
 		change_free(x, before);
 	c->node = (struct dray_map_node){ .key = NULL };
 	c->number = ++x->last;
+	c->of_clients = of_clients;
 	c->length = (uint32_t)n;
 	dray_map_add(&x->by_name, &c->node, c->message + n, m->segment.n);
 	dray_list_add(&x->list, &c->link);
@@ -107,6 +112,22 @@ void segment_changes_trim(struct sessions *ss)
 			change_free(x, c);
 }
 
+static bool may_see(const struct session *s, const struct change *c)
+{
+	const struct hint_owner owner = { s->uid_owner->tenant, s->who.uid };
+
+	return !c->of_clients ||
+	       hints_names_for(s->owner->deps.hints, (const char *)c->message + c->length, &owner);
+}
+
+/* The first change from c on that is for the session. */
+static struct change *first_for(const struct session *s, struct change *c)
+{
+	while (c && !may_see(s, c))
+		c = next_of(&s->owner->segment_changes, c);
+	return c;
+}
+
 static void send_batch(struct session *s)
 {
 	struct segment_changes *x = &s->owner->segment_changes;
@@ -114,7 +135,9 @@ static void send_batch(struct session *s)
 
 	if (!s->segments || s->closing || s->segments_sent)
 		return;
-	c = first_after(x, s->segments_seen);
+	c = first_for(s, first_after(x, s->segments_seen));
+	if (!c)
+		s->segments_seen = x->last;
 	for (unsigned i = 0; c && i < BATCH; i++, c = next) {
 		struct packet *p = packet_new(c->length, 0);
 
@@ -123,7 +146,7 @@ static void send_batch(struct session *s)
 			session_close(s, DRAY_E_NO_MEMORY, NULL, "no memory for an event");
 			return;
 		}
-		next = next_of(x, c);
+		next = first_for(s, next_of(x, c));
 		memcpy(p->data, c->message, c->length);
 		if (!next || i + 1 == BATCH)
 			p->report = PACKET_REPORT_SEGMENTS;
@@ -133,13 +156,14 @@ static void send_batch(struct session *s)
 	}
 }
 
-void sessions_segment_changed(struct sessions *ss, const struct dmsg_segment_changed *m)
+void sessions_segment_changed(struct sessions *ss, const struct dmsg_segment_changed *m,
+			      bool of_clients)
 {
 	struct segment_changes *x = &ss->segment_changes;
 	struct change *oldest;
 	struct session *s;
 
-	if (change_add(x, m) < 0) {
+	if (change_add(x, m, of_clients) < 0) {
 		log_limited(
 			DRAY_LOG_WARNING, "session",
 			"no memory for a change of a segment: clients do not get the event segment=%.*s",

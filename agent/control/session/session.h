@@ -106,9 +106,10 @@ uint32_t sessions_deliver(struct sessions *s, const struct dmsg_notification *m)
  * A segment changed its state, or the preferred segment changed: an event for every session that subscribed at HELLO.
  * Text is copied; a reason is cut to 256 bytes. Changes that a client has not read yet are merged, so that it gets
  * the last change of each segment, in the order of these changes. They are stored once for all clients, for up to
- * limits.segments segments; then the oldest is dropped.
+ * limits.segments segments; then the oldest is dropped. of_clients: only sessions whose owner's hints name the segment.
  */
-void sessions_segment_changed(struct sessions *s, const struct dmsg_segment_changed *m);
+void sessions_segment_changed(struct sessions *s, const struct dmsg_segment_changed *m,
+			      bool of_clients);
 /* Upcalls of mailboxes. */
 void sessions_send_letter(struct sessions *s, dray_handle session, struct packet *packet);
 void sessions_mailbox_closed(struct sessions *s, dray_handle session, uint64_t request_id);

@@ -75,17 +75,25 @@ void hints_tell_named(const struct hints *h, const struct naming *n, bool named)
 			      &(struct hint_owner){ o->tenant, o->uid }, named);
 }
 
+static struct naming *naming_find(const struct hints *h, const struct label *name,
+				  struct owner_key owner)
+{
+	const struct naming key = { .key = { .name = name, .owner = owner } };
+
+	return dray_map_entry(dray_map_find(&h->namings, &key.key, sizeof(key.key)), struct naming,
+			      node);
+}
+
 static struct naming *naming_ref(struct hints *h, struct label *name, struct owner_key owner)
 {
-	struct naming *n, key = { .key = { .name = name, .owner = owner } };
+	struct naming *n = naming_find(h, name, owner);
 
-	n = dray_map_entry(dray_map_find(&h->namings, &key.key, sizeof(key.key)), struct naming,
-			   node);
 	if (!n) {
 		n = calloc(1, sizeof(*n));
 		if (!n)
 			return NULL;
-		n->key = key.key;
+		n->key.name = name;
+		n->key.owner = owner;
 		dray_list_add(&name->namings, &n->link);
 		dray_map_add(&h->namings, &n->node, &n->key, sizeof(n->key));
 	}
@@ -510,6 +518,13 @@ bool hints_names(struct hints *h, const char *segment, struct hint_owner *ret)
 	if (n && ret)
 		*ret = (struct hint_owner){ n->key.owner.tenant, n->key.owner.uid };
 	return n;
+}
+
+bool hints_names_for(const struct hints *h, const char *segment, const struct hint_owner *owner)
+{
+	const struct label *name = text_find(&h->names, segment);
+
+	return name && naming_find(h, name, owner_key(owner->tenant, owner->uid));
 }
 
 uint32_t hints_count_of(const struct hints *h, const struct hint_owner *owner)

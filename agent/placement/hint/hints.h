@@ -144,6 +144,9 @@ void hints_each_of(struct hints *h, const char *scope,
 /* Does a live hint that was given name the segment? ret: one of those who gave such hints; may be NULL. */
 bool hints_names(struct hints *h, const char *segment, struct hint_owner *ret);
 
+/* Does a live hint that this owner gave name the segment? */
+bool hints_names_for(const struct hints *h, const char *segment, const struct hint_owner *owner);
+
 /* Hints of clients of this owner. */
 uint32_t hints_count_of(const struct hints *h, const struct hint_owner *owner);
 

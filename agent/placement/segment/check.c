@@ -141,6 +141,29 @@ void segment_save_soon(struct segment *s)
 	segments_decide_soon(s->ss);
 }
 
+/* An administrator's hint, and the preferred segment, concern all clients. */
+static bool is_of_clients(const struct segment *s)
+{
+	return s->of_hints && strcmp(s->name, s->ss->preferred) != 0 &&
+	       !hints_names_for(s->ss->deps.hints, s->name, &(struct hint_owner){ "", 0 });
+}
+
+/* One client may name thousands of segments, whose changes must not displace those of others. */
+static void record_change(struct segment *s, enum dmsg_segment_state old, const char *reason)
+{
+	if (is_of_clients(s)) {
+		share_log(s, old, reason);
+		return;
+	}
+	log_notice(AREA, "%s %s -> %s: %s", s->name, dmsg_segment_state_name(old),
+		   dmsg_segment_state_name(s->state), reason);
+	state_add_event(s->ss->deps.state, &(struct state_event){ .segment = s->name,
+								  .at_ms = (int64_t)dray_unix_ms(),
+								  .old = old,
+								  .new = s->state,
+								  .reason = reason });
+}
+
 void segment_set_state(struct segment *s, enum dmsg_segment_state state, bool verified,
 		       const char *reason)
 {
@@ -165,13 +188,7 @@ void segment_set_state(struct segment *s, enum dmsg_segment_state state, bool ve
 	if (state == DMSG_SEGMENT_STATE_PROBING || state == DMSG_SEGMENT_STATE_UNKNOWN)
 		return;
 	ss->totals.changes++;
-	log_notice(AREA, "%s %s -> %s: %s", s->name, dmsg_segment_state_name(old),
-		   dmsg_segment_state_name(state), reason);
-	state_add_event(ss->deps.state, &(struct state_event){ .segment = s->name,
-							       .at_ms = (int64_t)dray_unix_ms(),
-							       .old = old,
-							       .new = state,
-							       .reason = reason });
+	record_change(s, old, reason);
 	segment_save_soon(s);
 	segment_info_of(s, &info);
 	ss->deps.up->changed(ss->deps.arg, &info, old);
@@ -310,6 +327,7 @@ void segment_info_of(const struct segment *s, struct segment_info *ret)
 	int64_t now = dray_now().ns, now_ms = (int64_t)dray_unix_ms();
 
 	ret->state = s->state;
+	ret->of_clients = is_of_clients(s);
 	ret->record = (struct dray_dbus_segment){
 		.segment = s->name,
 		.state = dmsg_segment_state_name(s->state),

@@ -10,6 +10,7 @@
 #include "agent/placement/segment/locality.h"
 #include "agent/placement/segment/segments.h"
 #include "lib/list.h"
+#include "lib/log.h"
 #include "lib/map.h"
 #include "lib/time.h"
 
@@ -42,8 +43,9 @@ struct host;
 /* What an owner's hints take up of the share that those of all owners have. */
 struct hint_share {
 	struct dray_map_node node;
-	size_t n;   /* segments of n_of_hints that are known because of this owner */
-	bool waits; /* segments that the owner's hints name were left out */
+	size_t n;                  /* segments of n_of_hints that are known because of this owner */
+	bool waits;                /* segments that the owner's hints name were left out */
+	struct dray_log_limit log; /* of lines about these segments */
 	struct {
 		char tenant[TENANT_BYTES];
 		uint32_t uid;
@@ -181,6 +183,8 @@ void segment_target(struct probe_target **member, const struct probe_target *tar
 struct hint_share *share_ensure(struct segments *ss, const struct hint_owner *owner);
 /* The segment, which n_of_hints counts, is known because of this owner (NULL: of none) from now on. */
 void share_charge(struct segment *s, struct hint_share *share);
+/* A line about a segment that only hints of clients name, within limits.log_lines_per_owner. */
+void share_log(const struct segment *s, enum dmsg_segment_state old, const char *reason);
 bool share_is_of(const struct hint_share *share, const struct hint_owner *owner);
 /*
  * Another segment that no other source mentions may be known because a hint of this owner names it: hints have half of what

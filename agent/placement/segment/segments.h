@@ -27,6 +27,7 @@ struct segments;
 struct segment_info {
 	struct dray_dbus_segment record;
 	enum dmsg_segment_state state;
+	bool of_clients; /* only hints of clients name it, so it concerns their owners alone */
 	char sources[64], target[PROBE_TARGET_TEXT_MAX];
 };
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Segments that are known only because hints name them: one client may give thousands of hints, so a share is left to others. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -47,6 +48,22 @@ void share_charge(struct segment *s, struct hint_share *share)
 	old->n--;
 	if (is_unused(old))
 		share_free(s->ss, old);
+}
+
+void share_log(const struct segment *s, enum dmsg_segment_state old, const char *reason)
+{
+	static struct dray_log_limit of_none;
+	struct hint_share *share = s->share;
+	char about[TENANT_BYTES + 80] = "about segments that hints name";
+
+	if (share)
+		snprintf(about, sizeof(about),
+			 "about segments that hints of uid %u of tenant %s name", share->key.uid,
+			 share->key.tenant);
+	log_within(share ? &share->log : &of_none,
+		   (uint32_t)s->ss->deps.cfg->limits.log_lines_per_owner, about, DRAY_LOG_NOTICE,
+		   AREA, "%s %s -> %s: %s", s->name, dmsg_segment_state_name(old),
+		   dmsg_segment_state_name(s->state), reason);
 }
 
 bool share_is_of(const struct hint_share *share, const struct hint_owner *owner)
