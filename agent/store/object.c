@@ -119,6 +119,24 @@ static void leave_policy(struct store_object *o, bool evicted)
 		count_idle(o, false);
 }
 
+/*
+ * An object that nobody holds enters memory, where it has a place, or is only on disk from now on. 0, or -ENOMEM: nothing has changed.
+ */
+static int change_tier(struct store_object *o, bool evicted)
+{
+	struct store_space *sp = o->member->space;
+	struct policy *to = o->resident ? sp->disk_policy : sp->policy;
+	int r = policy_move(policy_of(o), to, &o->policy, evicted);
+
+	if (r < 0)
+		return r;
+	count_idle(o, false);
+	count_memory(o, !o->resident);
+	o->resident = !o->resident;
+	count_idle(o, true);
+	return 0;
+}
+
 static void hold(struct store_object *o)
 {
 	policy_hold(policy_of(o), &o->policy);
@@ -224,18 +242,14 @@ void item_remove(struct store_object *o, bool evicted)
 
 void item_leave_memory(struct store_object *o, bool evicted)
 {
-	if (!is_on_disk(o)) {
+	/* without memory for the policy nothing would ever evict it from disk */
+	if (!is_on_disk(o) || change_tier(o, evicted) < 0) {
 		item_remove(o, evicted);
 		return;
 	}
+	place_free(o);
 	if (evicted)
 		count_eviction(o);
-	leave_policy(o, evicted);
-	count_memory(o, false);
-	place_free(o);
-	/* without memory for the policy nothing would ever evict it from disk */
-	if (item_enter(o) < 0)
-		unlist(o);
 }
 
 bool item_evict(struct store_space *sp)
@@ -767,12 +781,9 @@ static enum dmsg_store_status load(struct store_object *o, struct turns_share *s
 		budget_put(&m->account->budget, RESOURCE_STORE_BYTES, bytes);
 		return no_room;
 	}
-	leave_policy(o, false);
-	o->resident = true;
-	count_memory(o, true);
-	if (item_enter(o) < 0) {
-		unlist(o);
-		return DMSG_STORE_STATUS_NOT_FOUND;
+	if (change_tier(o, false) < 0) {
+		place_free(o);
+		return no_room;
 	}
 	read_begin(o, share);
 	tier_clean(sp);
@@ -827,8 +838,6 @@ enum dmsg_store_status item_get(struct store_object *o, struct store_wait *w, st
 
 	g->tier = item_tier(o);
 	status = item_fetch(o, w ? &w->share : &alone.share, w ? &w->effort : &alone.effort);
-	if (status == DMSG_STORE_STATUS_NOT_FOUND)
-		g->tier = DMSG_STORE_TIER_NONE;
 	if (status)
 		return status;
 	policy_use(sp->policy, &o->policy);
@@ -862,8 +871,7 @@ enum dmsg_store_status store_get_begin(struct store_member *m, struct store_key 
 		status = item_get(o, w, ret);
 	if (!status || !w || !w->effort.more) {
 		item_count(m->space, tier);
-		trace_object(m->space, STORE_GET, key,
-			     status == DMSG_STORE_STATUS_NOT_FOUND ? NULL : o, status, ret->tier);
+		trace_object(m->space, STORE_GET, key, o, status, ret->tier);
 	}
 	pthread_mutex_unlock(&s->lock);
 	return status;

@@ -236,9 +236,9 @@ static struct store_space *space_new(struct store *s, struct owner_account *a, s
 
 	if (!sp)
 		return NULL;
-	if (policy_new(&sp->policy, s->cfg.policy) < 0 ||
-	    (s->tier && policy_new(&sp->disk_policy, s->cfg.policy) < 0)) {
-		policy_free(sp->policy);
+	if ((s->tier && policy_new(&sp->disk_policy, s->cfg.policy, NULL) < 0) ||
+	    policy_new(&sp->policy, s->cfg.policy, sp->disk_policy) < 0) {
+		policy_free(sp->disk_policy);
 		free(sp);
 		return NULL;
 	}

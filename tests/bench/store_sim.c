@@ -2,8 +2,9 @@
 /*
  * What each eviction policy saves on traces: store_sim [--tuning] [--share SHARE] [FILE...]. Without a file it makes all
  * traces of tests/unit/store_traces.c, with the seeds for checks or for tuning. The format of files is described in
- * store_traces.h; the tier holds SHARE of their bytes (0.1). Each line of the output is one run: trace, seed, policy,
- * hits, evictions, cost saved and cost of all requests in microseconds, and the cost saved by a tier without limit.
+ * store_traces.h; the tier holds SHARE of their bytes (0.1). Each trace is replayed in one tier, and in two of which the
+ * upper one has a quarter of the bytes. Each line of the output is one run: trace, tiers, seed, policy, hits, evictions,
+ * cost saved and cost of all requests in microseconds, and the cost saved by a tier without limit.
  */
 #include <errno.h>
 #include <getopt.h>
@@ -16,16 +17,23 @@
 
 #define REQUESTS 200000
 
+static void run_tiers(const struct store_trace *t, const char *name, uint64_t seed, uint64_t upper,
+		      double most)
+{
+	for (enum policy_kind kind = 0; kind < POLICY_KIND_N; kind++) {
+		struct store_replay r = store_replay(t, kind, t->capacity, upper);
+
+		printf("%s\t%d\t%" PRIu64 "\t%s\t%zu\t%zu\t%.0f\t%.0f\t%.0f\n", name, upper ? 2 : 1,
+		       seed, policy_name(kind), r.hits, r.evictions, r.saved, r.total, most);
+	}
+}
+
 static void run(const struct store_trace *t, const char *name, uint64_t seed)
 {
-	double most = store_replay(t, POLICY_LRU, UINT64_MAX / 2).saved;
+	double most = store_replay(t, POLICY_LRU, UINT64_MAX / 2, 0).saved;
 
-	for (enum policy_kind kind = 0; kind < POLICY_KIND_N; kind++) {
-		struct store_replay r = store_replay(t, kind, t->capacity);
-
-		printf("%s\t%" PRIu64 "\t%s\t%zu\t%zu\t%.0f\t%.0f\t%.0f\n", name, seed,
-		       policy_name(kind), r.hits, r.evictions, r.saved, r.total, most);
-	}
+	run_tiers(t, name, seed, 0, most);
+	run_tiers(t, name, seed, t->capacity / STORE_TRACE_UPPER_SHARE, most);
 	fflush(stdout);
 }
 

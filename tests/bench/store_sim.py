@@ -17,7 +17,8 @@ from matrix import COLORS, GREY
 
 HEAD = """\
 Computation that each policy saves, as a share of what a tier without limit would save; all requests together, mean of the
-seeds. Then the least of value / lru of all seeds. The percentage is the capacity, as a share of what is in use at a time.
+seeds. Then the least of value / lru of all seeds. The percentage is the capacity, as a share of what is in use at a time. Of
+two tiers the lower one has this capacity and holds all objects; the upper one has a quarter of it.
 """
 
 PLOT = """\
@@ -76,11 +77,12 @@ def simulate(arguments, folder):
 
 
 def read(text):
-    """{trace: {policy: [(saved, most) of each seed]}}, in the order of the text."""
+    """{trace and number of tiers: {policy: [(saved, most) of each seed]}}, in the order of the text."""
     found = {}
     for line in text.splitlines():
-        trace, _seed, policy, _hits, _evictions, saved, _total, most = line.split("\t")
-        found.setdefault(trace, {}).setdefault(policy, []).append((float(saved), float(most)))
+        trace, tiers, _seed, policy, _hits, _evictions, saved, _total, most = line.split("\t")
+        run = trace if tiers == "1" else f"{trace}, two tiers"
+        found.setdefault(run, {}).setdefault(policy, []).append((float(saved), float(most)))
     return found
 
 

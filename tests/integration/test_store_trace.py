@@ -162,7 +162,7 @@ def test_replay(new_agent, lab):
         return [line.replace(str(file), "FILE") for line in done.stdout.splitlines() if line.startswith("|")]
 
     found = table(path)
-    assert found == table(plain) and len(found) == 3 and "| FILE |" in found[-1]
+    assert found == table(plain) and len(found) == 4 and "| FILE |" in found[-2] and "| FILE, two tiers |" in found[-1]
     with path.open("a") as file:
         file.write("123 1 ge")  # a recording that was killed
     assert table(path) == found

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a policy saves on a trace: a miss computes the object and puts it into the store. */
+/*
+ * What a policy saves on a trace: a miss computes the object and puts it into the store. There are one or two tiers, as in agent/store: of
+ * two, the lower one has all objects, and those that are only there are in the policy for it.
+ */
 #pragma once
 
 #include "agent/store/policy/policy.h"
@@ -10,6 +13,6 @@ struct store_replay {
 	size_t hits, evictions;
 };
 
-/* Exits without memory. */
+/* capacity: of all objects. upper: the capacity of the upper tier, below that; 0: there is one. Exits without memory. */
 struct store_replay store_replay(const struct store_trace *t, enum policy_kind kind,
-				 uint64_t capacity);
+				 uint64_t capacity, uint64_t upper);

@@ -19,6 +19,9 @@
 		7, 77, 777         \
 	}
 
+/* Of two tiers the upper one has a capacity that is smaller by this factor. */
+#define STORE_TRACE_UPPER_SHARE 4
+
 struct store_trace {
 	struct store_trace_object {
 		uint64_t bytes;

@@ -17,7 +17,7 @@ static struct policy_entry entries[N];
 
 static void make(enum policy_kind kind)
 {
-	assert_int_equal(policy_new(&policy, kind), 0);
+	assert_int_equal(policy_new(&policy, kind, NULL), 0);
 }
 
 static void add(unsigned i, uint64_t bytes, float cost)
@@ -225,6 +225,44 @@ static void test_a_search_is_bounded(void **state)
 	}
 }
 
+/* The same for two tiers: an object is the victim of the one that it is in, and of no other. */
+static void test_random_moves(void **state)
+{
+	for (enum policy_kind kind = 0; kind < POLICY_KIND_N; kind++) {
+		struct policy *below;
+		struct policy *in[N] = { NULL };
+		uint32_t random = 1;
+
+		assert_int_equal(policy_new(&below, kind, NULL), 0);
+		assert_int_equal(policy_new(&policy, kind, below), 0);
+		for (unsigned step = 0; step < 20000; step++) {
+			unsigned i = (random = random * 1664525 + 1013904223) >> 8 & (N - 1);
+			struct policy_entry *e = &entries[i];
+			struct policy *victims_of = random >> 20 & 1 ? policy : below, *other;
+
+			if (!in[i]) {
+				add(i, 1 + i % 5, (float)(1 + i % 7));
+				in[i] = policy;
+			} else if (random >> 16 & 1) {
+				policy_use(in[i], e);
+			} else if (random >> 17 & 1) {
+				(e->held ? policy_release : policy_hold)(in[i], e);
+			} else if (random >> 18 & 1) {
+				policy_remove(in[i], e, random >> 19 & 1);
+				in[i] = NULL;
+			} else if (!e->held) {
+				other = in[i] == policy ? below : policy;
+				assert_int_equal(policy_move(in[i], other, e, other == below), 0);
+				in[i] = other;
+			}
+			e = policy_victim(victims_of);
+			assert_true(!e || (in[e - entries] == victims_of && !e->held));
+		}
+		teardown(NULL);
+		policy_free(below);
+	}
+}
+
 static void test_names_differ(void **state)
 {
 	for (enum policy_kind a = 0; a < POLICY_KIND_N; a++)
@@ -348,6 +386,36 @@ static void test_merit(void **state)
 	assert_int_equal(evict(), 2);
 }
 
+/* What was used in one tier keeps its uses in the other one, and is known when it comes back after its eviction from there. */
+static void test_uses_in_two_tiers(void **state)
+{
+	static const enum policy_kind kinds[] = { POLICY_MERIT, POLICY_VALUE };
+
+	for (unsigned k = 0; k < DRAY_ARRAY_SIZE(kinds); k++) {
+		struct policy *below;
+
+		assert_int_equal(policy_new(&below, kinds[k], NULL), 0);
+		assert_int_equal(policy_new(&policy, kinds[k], below), 0);
+		add(0, 1, 1);
+		use(0, 1);
+		for (unsigned i = 1; i < 4; i++)
+			add(i, 1, 100);
+		for (unsigned i = 0; i < 4; i++)
+			assert_int_equal(policy_move(policy, below, &entries[i], true), 0);
+		assert_int_equal(entries[0].uses, 2);
+		/* it has come first, but only it was used */
+		assert_ptr_equal(policy_victim(below), &entries[1]);
+		policy_remove(below, &entries[1], true);
+		assert_int_equal(policy_move(below, policy, &entries[0], false), 0);
+		use(0, 1);
+		assert_int_equal(entries[0].uses, 3);
+		add(1, 1, 1);
+		assert_int_equal(entries[1].uses, 2);
+		teardown(NULL);
+		policy_free(below);
+	}
+}
+
 static void test_uses_do_not_wrap(void **state)
 {
 	make(POLICY_MERIT);
@@ -436,19 +504,28 @@ static void test_trial_is_bounded(void **state)
 
 /* --- what it saves ------------------------------------------------------------------------------------ */
 
+static void check_saving_of(const struct store_trace *t, const char *name, uint64_t seed,
+			    unsigned tiers)
+{
+	double least = name[0] == 'm' ? 1.15 : 0.98, lru, value;
+	uint64_t upper = tiers == 2 ? t->capacity / STORE_TRACE_UPPER_SHARE : 0;
+
+	lru = store_replay(t, POLICY_LRU, t->capacity, upper).saved;
+	value = store_replay(t, POLICY_VALUE, t->capacity, upper).saved;
+	if (value < least * lru)
+		fail_msg("%s, seed %u, %u tiers: eviction by value saves %.3f of what LRU saves; "
+			 "at least %.2f",
+			 name, (unsigned)seed, tiers, value / lru, least);
+}
+
 static void check_saving(const struct store_trace_recipe *r, uint64_t seed)
 {
-	double least = r->name[0] == 'm' ? 1.15 : 0.98, lru, value;
 	struct store_trace t;
 
 	store_trace_make(&t, r, seed, REQUESTS);
-	lru = store_replay(&t, POLICY_LRU, t.capacity).saved;
-	value = store_replay(&t, POLICY_VALUE, t.capacity).saved;
+	for (unsigned tiers = 1; tiers <= 2; tiers++)
+		check_saving_of(&t, r->name, seed, tiers);
 	store_trace_deinit(&t);
-	if (value < least * lru)
-		fail_msg(
-			"%s, seed %u: eviction by value saves %.3f of what LRU saves; at least %.2f",
-			r->name, (unsigned)seed, value / lru, least);
 }
 
 static void test_saving_by_value(void **state)
@@ -490,6 +567,7 @@ int main(void)
 		cmocka_unit_test_teardown(test_random_calls, teardown),
 		cmocka_unit_test_teardown(test_objects_that_are_looked_at_age, teardown),
 		cmocka_unit_test_teardown(test_uses_while_it_is_looked_at, teardown),
+		cmocka_unit_test_teardown(test_random_moves, teardown),
 		cmocka_unit_test_teardown(test_a_search_is_bounded, teardown),
 		cmocka_unit_test(test_names_differ),
 		cmocka_unit_test_teardown(test_lru, teardown),
@@ -499,6 +577,7 @@ int main(void)
 		cmocka_unit_test_teardown(test_score, teardown),
 		cmocka_unit_test_teardown(test_score_clock, teardown),
 		cmocka_unit_test_teardown(test_merit, teardown),
+		cmocka_unit_test_teardown(test_uses_in_two_tiers, teardown),
 		cmocka_unit_test_teardown(test_uses_do_not_wrap, teardown),
 		cmocka_unit_test(test_ghost),
 		cmocka_unit_test(test_ghost_grows_by_steps),

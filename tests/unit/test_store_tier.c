@@ -64,6 +64,18 @@ int fstatvfs(int fd, struct statvfs *ret)
 	return 0;
 }
 
+static bool no_memory_to_move;
+
+int __real_policy_move(struct policy *from, struct policy *to, struct policy_entry *e,
+		       bool evicted);
+int __wrap_policy_move(struct policy *from, struct policy *to, struct policy_entry *e,
+		       bool evicted);
+
+int __wrap_policy_move(struct policy *from, struct policy *to, struct policy_entry *e, bool evicted)
+{
+	return no_memory_to_move ? -ENOMEM : __real_policy_move(from, to, e, evicted);
+}
+
 /* Tests of the disk come soon. */
 int sd_event_source_set_time_relative(sd_event_source *s, uint64_t usec)
 {
@@ -83,6 +95,7 @@ static struct rig {
 	uint64_t disk_bytes, objects; /* objects: of all owners; 0: as many as bytes */
 	bool write_back, lend;
 	bool derived; /* the shares of owners are those that others leave */
+	enum policy_kind policy;
 } rig;
 
 static void count_nothing(struct owner_account *a)
@@ -111,7 +124,7 @@ static void start(void)
 	struct store_config cfg = {
 		.bytes = STORE_BYTES,
 		.segment_size = 2 * MIB,
-		.policy = POLICY_LRU,
+		.policy = rig.policy,
 		.evict = true,
 		.keep_copies = true,
 		.lend = rig.lend,
@@ -273,6 +286,75 @@ static struct store_member *other_member(struct store_user **ret)
 	m = store_join(*ret, (struct dray_str){ "", 0 }, &e);
 	assert_non_null(m);
 	return m;
+}
+
+static bool exists(unsigned k)
+{
+	struct dmsg_store_result r;
+	char text[16];
+	struct store_key key = key_of(text, k);
+
+	store_exists(rig.member, &key, 1, &r);
+	return r.status == DMSG_STORE_STATUS_OK;
+}
+
+/* --- eviction from disk ------------------------------------------------------------------------------ */
+
+/* What was read stays on disk, although it has left memory first; and what was read from disk, although it has come back from there. */
+static void test_objects_on_disk_keep_their_uses(void **state)
+{
+	enum { READ = 2, ON_DISK = 8, MORE = ON_DISK - 2 * READ };
+	struct get g;
+
+	stop();
+	rig.disk_bytes = ON_DISK * MIB;
+	rig.policy = POLICY_VALUE;
+	start();
+	for (unsigned k = 0; k < READ; k++) {
+		put(k, MIB);
+		assert_int_equal(get_begin(&g, k), DMSG_STORE_STATUS_OK);
+		assert_int_equal(get_end(&g), DMSG_STORE_STATUS_OK);
+	}
+	for (unsigned k = READ; k < 2 * READ; k++)
+		put(k, MIB);
+	leave_memory();
+	for (unsigned k = READ; k < 2 * READ; k++) {
+		assert_int_equal(get_begin(&g, k), DMSG_STORE_STATUS_OK);
+		assert_true(g.g.loads);
+		assert_int_equal(get_end(&g), DMSG_STORE_STATUS_OK);
+	}
+	leave_memory();
+	for (unsigned k = 2 * READ; k < ON_DISK + MORE; k++) {
+		put(k, MIB);
+		leave_memory();
+	}
+	for (unsigned k = 0; k < 2 * READ; k++)
+		if (!exists(k))
+			fail_msg("object %u, which was read, was evicted from disk", k);
+	assert_int_equal(store_totals(rig.store).disk_evictions, MORE);
+}
+
+/* Without memory for its entry in the other policy an object on disk stays there, and one in memory is removed. */
+static void test_no_memory_to_change_the_tier(void **state)
+{
+	struct get g;
+
+	put(0, 5000);
+	leave_memory();
+	no_memory_to_move = true;
+	assert_int_equal(get_begin(&g, 0), DMSG_STORE_STATUS_BUSY);
+	assert_int_equal(store_totals(rig.store).bytes, 0);
+	assert_int_equal(budget_used(&rig.account.budget, RESOURCE_STORE_BYTES), 0);
+	put(1, 5000);
+	leave_memory();
+	assert_false(exists(1));
+	no_memory_to_move = false;
+	assert_int_equal(get_begin(&g, 0), DMSG_STORE_STATUS_OK);
+	assert_int_equal(get_end(&g), DMSG_STORE_STATUS_OK);
+	drop(0);
+	while (store_totals(rig.store).disk.bytes)
+		turn();
+	assert_int_equal(budget_used(&rig.account.budget, RESOURCE_STORE_OBJECTS), 0);
 }
 
 /* --- what waits for the disk ------------------------------------------------------------------------- */
@@ -718,16 +800,6 @@ static void test_name_space_of_a_removed_object_is_swept(void **state)
 }
 
 /* --- a folder that comes later ------------------------------------------------------------------------- */
-
-static bool exists(unsigned k)
-{
-	struct dmsg_store_result r;
-	char text[16];
-	struct store_key key = key_of(text, k);
-
-	store_exists(rig.member, &key, 1, &r);
-	return r.status == DMSG_STORE_STATUS_OK;
-}
 
 static void start_without_folder(void)
 {
@@ -1558,6 +1630,8 @@ static void test_writes_do_not_wait_for_commits(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		TEST(test_objects_on_disk_keep_their_uses),
+		TEST(test_no_memory_to_change_the_tier),
 		TEST(test_small_objects_that_wait_are_bounded),
 		TEST(test_objects_that_wait_beside_another_owner),
 		TEST(test_turns_beside_removed_objects),

@@ -26,7 +26,7 @@ static void use(struct policy *p, struct policy_entry *e)
 		policy_heap_set(p, e, value(p, e));
 }
 
-static void removed(struct policy *p, struct policy_entry *e, bool evicted)
+static void depart(struct policy *p, struct policy_entry *e, bool evicted)
 {
 	double worth = policy_heap_key(e);
 
@@ -42,5 +42,5 @@ const struct policy_ops policy_gdsf = {
 	.enter = enter,
 	.leave = policy_heap_leave,
 	.victim = policy_heap_victim,
-	.removed = removed,
+	.depart = depart,
 };

@@ -36,22 +36,40 @@ static void deinit(struct policy *p)
 	ghost_deinit(&of(p)->ghost);
 }
 
-static int reserve(struct policy *p, uint32_t n)
+static struct ghost *ghost_of(struct policy *p)
 {
-	ghost_reserve(&of(p)->ghost, n);
-	return policy_heap_reserve(p, n);
+	return &of(policy_lowest(p))->ghost;
+}
+
+static int reserve(struct policy *p, uint32_t n, uint32_t all)
+{
+	ghost_reserve(ghost_of(p), all);
+	return policy_heap_reserve(p, n, all);
 }
 
 static void add(struct policy *p, struct policy_entry *e)
 {
 	uint16_t uses;
 
-	if (!ghost_take(&of(p)->ghost, e->tag, &uses)) {
+	if (!ghost_take(ghost_of(p), e->tag, &uses)) {
 		e->queue = NEW;
 		return;
 	}
 	e->queue = PROVED;
 	policy_count_uses(e, uses);
+}
+
+/* It is new in the heap. */
+static void prove(struct policy_entry *e)
+{
+	e->queue = PROVED;
+	e->node = (struct dray_heap_node){ .pos = 0 };
+}
+
+static void arrive(struct policy *p, struct policy_entry *e)
+{
+	if (e->uses > 1)
+		prove(e);
 }
 
 static double value(struct policy *p, const struct policy_entry *e)
@@ -92,8 +110,7 @@ static struct policy_entry *unproved(struct policy *p)
 		if (!e || e->uses == 1)
 			return e;
 		leave(p, e);
-		e->queue = PROVED;
-		e->node = (struct dray_heap_node){ .pos = 0 };
+		prove(e);
 		enter(p, e, false);
 	}
 	return NULL;
@@ -111,13 +128,16 @@ static struct policy_entry *victim(struct policy *p)
 	return e;
 }
 
+static void depart(struct policy *p, struct policy_entry *e, bool evicted)
+{
+	if (evicted && e->queue == PROVED)
+		of(p)->floor = dray_max(of(p)->floor, policy_heap_key(e));
+}
+
 static void removed(struct policy *p, struct policy_entry *e, bool evicted)
 {
-	if (!evicted)
-		return;
-	ghost_put(&of(p)->ghost, e->tag, e->uses);
-	if (e->queue == PROVED)
-		of(p)->floor = dray_max(of(p)->floor, policy_heap_key(e));
+	if (evicted)
+		ghost_put(ghost_of(p), e->tag, e->uses);
 }
 
 const struct policy_ops policy_merit = {
@@ -131,5 +151,7 @@ const struct policy_ops policy_merit = {
 	.enter = enter,
 	.leave = leave,
 	.victim = victim,
+	.arrive = arrive,
+	.depart = depart,
 	.removed = removed,
 };

@@ -19,7 +19,7 @@ const char *policy_name(enum policy_kind kind)
 	return kinds[kind]->name;
 }
 
-int policy_new(struct policy **ret, enum policy_kind kind)
+int policy_new(struct policy **ret, enum policy_kind kind, struct policy *below)
 {
 	const struct policy_ops *ops = kinds[kind];
 	struct policy *p = calloc(1, ops->bytes);
@@ -28,6 +28,7 @@ int policy_new(struct policy **ret, enum policy_kind kind)
 	if (!p)
 		return -ENOMEM;
 	p->ops = ops;
+	p->below = below;
 	r = ops->init ? ops->init(p) : 0;
 	if (r < 0) {
 		policy_free(p);
@@ -47,9 +48,15 @@ void policy_free(struct policy *p)
 	free(p);
 }
 
+/* Room for one more here. all: then in both tiers. */
+static int reserve(struct policy *p, uint32_t all)
+{
+	return p->ops->reserve ? p->ops->reserve(p, p->n + 1, all) : 0;
+}
+
 int policy_add(struct policy *p, struct policy_entry *e, uint64_t bytes, float cost, uint32_t tag)
 {
-	int r = p->ops->reserve ? p->ops->reserve(p, p->n + 1) : 0;
+	int r = reserve(p, (p->below ? p->below->n : 0) + p->n + 1);
 
 	if (r < 0)
 		return r;
@@ -59,6 +66,30 @@ int policy_add(struct policy *p, struct policy_entry *e, uint64_t bytes, float c
 	if (p->ops->add)
 		p->ops->add(p, e);
 	p->ops->enter(p, e, false);
+	return 0;
+}
+
+static void depart(struct policy *p, struct policy_entry *e, bool evicted)
+{
+	if (!e->held)
+		p->ops->leave(p, e);
+	if (p->ops->depart)
+		p->ops->depart(p, e, evicted);
+	p->n--;
+}
+
+int policy_move(struct policy *from, struct policy *to, struct policy_entry *e, bool evicted)
+{
+	int r = reserve(to, from->n + to->n);
+
+	dray_assert(!e->held);
+	if (r < 0)
+		return r;
+	depart(from, e, evicted);
+	to->n++;
+	if (to->ops->arrive)
+		to->ops->arrive(to, e);
+	to->ops->enter(to, e, false);
 	return 0;
 }
 
@@ -98,11 +129,9 @@ struct policy_entry *policy_victim(struct policy *p)
 
 void policy_remove(struct policy *p, struct policy_entry *e, bool evicted)
 {
-	if (!e->held)
-		p->ops->leave(p, e);
+	depart(p, e, evicted);
 	if (p->ops->removed)
 		p->ops->removed(p, e, evicted);
-	p->n--;
 }
 
 void policy_count_uses(struct policy_entry *e, uint32_t n)
@@ -141,7 +170,7 @@ static double number(int64_t key)
 	return v;
 }
 
-int policy_heap_reserve(struct policy *p, uint32_t n)
+int policy_heap_reserve(struct policy *p, uint32_t n, uint32_t all)
 {
 	return dray_heap_reserve(&p->heap, n);
 }

@@ -56,8 +56,11 @@ struct policy;
 /*
  * 0 or -ENOMEM. What room there is for objects depends on other owners and name spaces. A policy that needs a capacity takes the bytes that
  * it has when a victim is wanted.
+ *
+ * below: of the same kind, for the tier to which objects move from this one; it ends later, and has no policy below itself. NULL: there is no
+ * such tier.
  */
-int policy_new(struct policy **ret, enum policy_kind kind);
+int policy_new(struct policy **ret, enum policy_kind kind, struct policy *below);
 
 /* Leaves the entries untouched. NULL is allowed. */
 void policy_free(struct policy *p);
@@ -77,6 +80,12 @@ static inline void policy_set_bytes(struct policy_entry *e, uint64_t bytes)
 	e->bytes_low = (uint32_t)bytes;
 	e->bytes_high = (uint8_t)(bytes >> 32);
 }
+
+/*
+ * The object, which is not held, moves to the other tier with its uses. evicted: for want of room in the tier that it leaves. 0, or -ENOMEM
+ * and it has not moved.
+ */
+int policy_move(struct policy *from, struct policy *to, struct policy_entry *e, bool evicted);
 
 /* The object was read. It may be held. */
 void policy_use(struct policy *p, struct policy_entry *e);

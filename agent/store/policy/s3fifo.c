@@ -37,9 +37,14 @@ static void deinit(struct policy *p)
 	ghost_deinit(&of(p)->ghost);
 }
 
-static int reserve(struct policy *p, uint32_t n)
+static struct ghost *ghost_of(struct policy *p)
 {
-	ghost_reserve(&of(p)->ghost, n);
+	return &of(policy_lowest(p))->ghost;
+}
+
+static int reserve(struct policy *p, uint32_t n, uint32_t all)
+{
+	ghost_reserve(ghost_of(p), all);
 	return 0;
 }
 
@@ -47,7 +52,7 @@ static void add(struct policy *p, struct policy_entry *e)
 {
 	uint16_t uses;
 
-	e->queue = ghost_take(&of(p)->ghost, e->tag, &uses) ? MAIN : SMALL;
+	e->queue = ghost_take(ghost_of(p), e->tag, &uses) ? MAIN : SMALL;
 }
 
 static void enter(struct policy *p, struct policy_entry *e, bool first)
@@ -121,7 +126,7 @@ static struct policy_entry *victim(struct policy *p)
 static void removed(struct policy *p, struct policy_entry *e, bool evicted)
 {
 	if (evicted && e->queue == SMALL)
-		ghost_put(&of(p)->ghost, e->tag, e->uses);
+		ghost_put(ghost_of(p), e->tag, e->uses);
 }
 
 const struct policy_ops policy_s3fifo = {

@@ -71,7 +71,7 @@ static void use(struct policy *p, struct policy_entry *e)
 	order(p, e);
 }
 
-static void removed(struct policy *p, struct policy_entry *e, bool evicted)
+static void depart(struct policy *p, struct policy_entry *e, bool evicted)
 {
 	forget(of(p), e);
 }
@@ -85,5 +85,5 @@ const struct policy_ops policy_score = {
 	.enter = enter,
 	.leave = policy_heap_leave,
 	.victim = policy_heap_victim,
-	.removed = removed,
+	.depart = depart,
 };

@@ -24,8 +24,8 @@ int trial_init(struct trial *t, enum policy_kind first, enum policy_kind second)
 
 	*t = (struct trial){ .capacity = INT64_MAX, .sample = ALL_KEYS };
 	dray_map_init(&t->objects);
-	r = policy_new(&t->parties[0].policy, first);
-	return r < 0 ? r : policy_new(&t->parties[1].policy, second);
+	r = policy_new(&t->parties[0].policy, first, NULL);
+	return r < 0 ? r : policy_new(&t->parties[1].policy, second, NULL);
 }
 
 void trial_deinit(struct trial *t)
