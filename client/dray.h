@@ -1407,9 +1407,9 @@ struct dray_store_results {
  * dray_lent(). If the copy fails, the keys that it concerned are DRAY_STORE_NOT_TRIED, and the
  * status says why.
  *
- * READ maps the store's memory, which cannot be written to. data stays mapped until
- * dray_disconnect(), or longer, see dray_store_keep(); its bytes are those of the object until the lease is released or the session
- * ends. Leased and pinned objects count against the user's share of limits.store_held_bytes.
+ * READ maps the store's memory, which cannot be written to. data stays mapped until its lease is
+ * released, or dray_disconnect(), or longer, see dray_store_keep(); its bytes are those of the object until the lease is released or the
+ * session ends. Leased and pinned objects count against the user's share of limits.store_held_bytes.
  *
  * Blocks: for up to deadline_ms plus request_ms.
  *
@@ -1442,17 +1442,18 @@ DRAY_API int dray_store(struct dray *d, enum dray_store_operation operation,
 DRAY_API int dray_store_release(struct dray *d, const uint64_t *leases, size_t n);
 
 /*
- * Keeps the memory of an object that was read in place mapped after dray_disconnect(), for a program
- * that cannot prove that nothing refers to it any more. data is that of a result of READ. The
+ * Keeps the memory of an object that was read in place mapped after its release and
+ * dray_disconnect(), for a program that cannot prove that nothing refers to it any more. data is that of a result of READ. The
  * mapping, which may have other objects, is *ret_base and *ret_length. Its bytes are those of the
  * object only until the lease ends.
  *
- * Ownership: after dray_disconnect() the caller unmaps it, by munmap().
+ * Ownership: the caller unmaps it, by munmap(), after dray_disconnect(), or when this function does
+ * not find it any more, because its session and its leases have ended.
  *
  * Thread: any thread may call this function, also after the session was lost. So may a forked child, until it calls dray_disconnect().
  *
  * Errors:
- * -DRAY_E_NOT_FOUND: the address is in no result of READ of this handle; *ret_base and *ret_length are unchanged.
+ * -DRAY_E_NOT_FOUND: the address is in no memory that this handle has for READ; *ret_base and *ret_length are unchanged.
  */
 DRAY_API int dray_store_keep(struct dray *d, const void *data, void **ret_base,
 			     uint64_t *ret_length);

@@ -214,7 +214,7 @@ static struct dray *handle_new(void)
 	dray_handles_init(&d->regions, REGIONS_MAX, DMSG_HANDLE_KIND_REGION);
 	dray_handles_init(&d->remotes, REMOTES_MAX, DMSG_HANDLE_KIND_REMOTE);
 	dray_handles_init(&d->leases, LEASES_MAX, DMSG_HANDLE_KIND_LEASE);
-	dray_list_init(&d->files);
+	dc_store_init(d);
 	dray_handles_init(&d->mailboxes, MAILBOXES_MAX, DMSG_HANDLE_KIND_MAILBOX);
 	dc_events_init(&d->events);
 	dray_list_init(&d->splits);

@@ -43,6 +43,7 @@
 #include "lib/handle.h"
 #include "lib/linger.h"
 #include "lib/list.h"
+#include "lib/map.h"
 #include "lib/seqpacket.h"
 #include "lib/time.h"
 
@@ -209,8 +210,9 @@ struct dray {
 	struct proof proof;
 	struct dray_list splits; /* wholes that have not ended */
 	struct dray_handles regions, remotes, leases, mailboxes;
-	struct dray_list files; /* of store.c */
-	void *store_lists;      /* store.c: of the batch that is being encoded */
+	struct dray_list files; /* of store.c, as the next two */
+	struct dray_map store_leases;
+	void *store_lists; /* of the batch that is being encoded */
 	struct events events;
 
 	/* engine */
@@ -412,7 +414,8 @@ int dc_store_answered(struct dray *d, struct request *r, const union dmsg_body *
 		      const struct dray_fds *fds);
 /* A READ has ended: leases that no caller will see end. */
 void dc_store_read_ended(struct dray *d, struct request *r);
-/* Numbers of the agent's memfds are void. What is mapped stays until dc_store_free(). */
+void dc_store_init(struct dray *d);
+/* Numbers of the agent's memfds are void. What is mapped stays until its leases are released. */
 void dc_store_lost(struct dray *d);
 void dc_store_free(struct dray *d);
 

@@ -7,13 +7,24 @@
 #include "client/internal.h"
 #include "lib/memfd.h"
 
-/* A segment of the store, mapped for reading until the handle is closed. */
+/*
+ * A segment of the store, mapped for reading while a session has it, or a lease that has not been released. Leases of an earlier session
+ * have ended, but their callers may still read.
+ */
 struct file {
 	struct dray_list link;
 	uint64_t number; /* 0: of an earlier session */
 	uint64_t bytes;
 	const uint8_t *base;
-	bool kept; /* by the caller */
+	uint32_t leases;
+	bool kept; /* by the caller, who unmaps it */
+};
+
+/* A lease of an object that is read in place. */
+struct reading {
+	struct dray_map_node by_number;
+	uint64_t number;
+	struct file *file;
 };
 
 /* The results of a batch. */
@@ -46,19 +57,69 @@ static bool has_ranges(uint16_t type)
 	return type == DMSG_STORE_PUT || type == DMSG_STORE_GET;
 }
 
+static void file_free(struct file *f)
+{
+	dray_list_del(&f->link);
+	if (!f->kept)
+		munmap((void *)(uintptr_t)f->base, f->bytes);
+	free(f);
+}
+
+static void file_free_unused(struct file *f)
+{
+	if (!f->number && !f->leases)
+		file_free(f);
+}
+
+/* 0, or a negated code. */
+static int lease_add(struct dray *d, uint64_t number, struct file *f)
+{
+	struct reading *l = calloc(1, sizeof(*l));
+
+	if (!l)
+		return -DRAY_E_NO_MEMORY;
+	l->number = number;
+	l->file = f;
+	f->leases++;
+	dray_map_add(&d->store_leases, &l->by_number, &l->number, sizeof(l->number));
+	return 0;
+}
+
+/* One that is not known has ended already. */
+static void lease_end(struct dray *d, uint64_t number)
+{
+	struct reading *l = dray_map_entry(dray_map_find(&d->store_leases, &number, sizeof(number)),
+					   struct reading, by_number);
+
+	if (!l)
+		return;
+	dray_map_del(&d->store_leases, &l->by_number);
+	l->file->leases--;
+	file_free_unused(l->file);
+	free(l);
+}
+
+void dc_store_init(struct dray *d)
+{
+	dray_list_init(&d->files);
+	dray_map_init(&d->store_leases);
+}
+
 void dc_store_lost(struct dray *d)
 {
-	dray_list_for_each(&d->files, f, struct file, link)
+	dray_list_for_each(&d->files, f, struct file, link) {
 		f->number = 0;
+		file_free_unused(f);
+	}
 }
 
 void dc_store_free(struct dray *d)
 {
-	dray_list_for_each(&d->files, f, struct file, link) {
-		if (!f->kept)
-			munmap((void *)(uintptr_t)f->base, f->bytes);
-		free(f);
-	}
+	dray_map_for_each(&d->store_leases, l, struct reading, by_number)
+		free(l);
+	dray_map_deinit(&d->store_leases);
+	dray_list_for_each(&d->files, f, struct file, link)
+		file_free(f);
 }
 
 int dray_store_keep(struct dray *d, const void *data, void **ret_base, uint64_t *ret_length)
@@ -190,7 +251,7 @@ void dc_store_completed(struct dray *d, struct request *r, const struct dmsg_cqe
 	}
 }
 
-static const struct file *file_find(struct dray *d, uint64_t number)
+static struct file *file_find(struct dray *d, uint64_t number)
 {
 	dray_list_for_each(&d->files, f, struct file, link)
 		if (f->number == number)
@@ -199,7 +260,7 @@ static const struct file *file_find(struct dray *d, uint64_t number)
 }
 
 /* Maps a segment that the agent has sent. NULL: no memory or addresses. */
-static const struct file *file_add(struct dray *d, const struct dmsg_store_place *p, int fd)
+static struct file *file_add(struct dray *d, const struct dmsg_store_place *p, int fd)
 {
 	struct file *f = calloc(1, sizeof(*f));
 	void *base;
@@ -270,7 +331,7 @@ static int results_take(struct dray *d, struct request *r, const struct dray_vec
 static int place_take(struct dray *d, const struct dmsg_store_place *p, const struct dray_fds *fds,
 		      struct dray_store_result *ret)
 {
-	const struct file *f;
+	struct file *f;
 
 	*ret = (struct dray_store_result){
 		.status = p->status, .wait_ms = p->wait_ms, .length = p->length, .lease = p->lease
@@ -286,7 +347,7 @@ static int place_take(struct dray *d, const struct dmsg_store_place *p, const st
 		return dc_session_defect(d, "the agent's answer has an object outside its memfd");
 	ret->data = f->base + p->offset;
 	ret->tier = DRAY_STORE_TIER_MEMORY;
-	return 0;
+	return lease_add(d, p->lease, f);
 }
 
 static int places_take(struct dray *d, struct request *r, const struct dray_vec *places,
@@ -494,11 +555,18 @@ static size_t release_encode(struct dray *d, const struct request *r, const uint
 	return (size_t)dmsg_body_encode(DMSG_STORE_RELEASE, d->out, DMSG_MESSAGE_MAX, r->id, &m);
 }
 
+static void leases_end(struct dray *d, const uint64_t *leases, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		lease_end(d, leases[i]);
+}
+
 /* Without memory for the request, they end with the session, and what descriptors were lost stays so until then. */
 static void release(struct dray *d, const uint64_t *leases, size_t n, uint32_t flags)
 {
 	struct request *r = dc_request_internal(d, DMSG_STORE_RELEASE, NO_REGION, NO_REMOTE, n);
 
+	leases_end(d, leases, n);
 	if (!r)
 		return;
 	r->length = (uint32_t)release_encode(d, r, leases, n, flags);
@@ -531,6 +599,7 @@ int dray_store_release_start(struct dray *d, const uint64_t *leases, size_t n, v
 {
 	struct dray *in dray_auto(dc_leave) = dc_enter(d);
 	struct request *r;
+	int error;
 
 	if (!in)
 		return -DRAY_E_OUT_OF_ORDER;
@@ -541,7 +610,10 @@ int dray_store_release_start(struct dray *d, const uint64_t *leases, size_t n, v
 	if (!r)
 		return dc_failed();
 	r->number = n;
-	return dc_request_go_with(d, r, d->out, release_encode(d, r, leases, n, 0), ret_id);
+	error = dc_request_go_with(d, r, d->out, release_encode(d, r, leases, n, 0), ret_id);
+	if (!error)
+		leases_end(d, leases, n);
+	return error;
 }
 
 int dray_store_release(struct dray *d, const uint64_t *leases, size_t n)

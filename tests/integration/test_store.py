@@ -435,6 +435,23 @@ def test_leases_of_a_former_session_end_no_others(agent):
         until(lambda: user.client.process() or counters(agent)["dray_store_held_bytes"] == 0, "the end of the lease")
 
 
+def test_memory_of_lost_agents_is_unmapped(agent):
+    """That of objects that are released."""
+    def mapped():
+        with open("/proc/self/maps") as maps:
+            return sum("dray-store" in line for line in maps)
+
+    before = mapped()
+    with User(agent) as user:
+        for _ in range(3):
+            user.put(b"key", b"value")
+            with user.store.read([b"key"])[0] as view:
+                assert view.data == b"value" and mapped() == before + 1
+            agent.kill()
+            agent.start()
+            user.client.reconnect(LIMIT)
+
+
 def test_release_that_finds_no_room(agent):
     """More releases than may wait for an agent that stands still: those that are refused can be made again."""
     with User(agent) as user:

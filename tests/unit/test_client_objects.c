@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* libdray: regions, tokens, remotes and events. */
 #include <poll.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -493,6 +494,85 @@ static void leases_that_nobody_sees_end(void **state)
 		assert_int_equal(ended_leases[i], 77 + i % 2);
 }
 
+/* Of the memory of stores. */
+static unsigned mappings(void)
+{
+	FILE *f = fopen("/proc/self/maps", "re");
+	char line[512];
+	unsigned n = 0;
+
+	assert_non_null(f);
+	while (fgets(line, sizeof(line), f))
+		n += strstr(line, "memfd:store") != NULL;
+	fclose(f);
+	return n;
+}
+
+static const uint8_t *read_in_place(struct dray *d, const struct dray_store_batch *batch)
+{
+	struct dray_completion c;
+	uint64_t id;
+
+	assert_int_equal(dray_store_start(d, DRAY_STORE_READ, batch, NULL, &id), 0);
+	fake_do(&client_fake, answer_read, NULL);
+	assert_int_equal(dray_wait(d, id, -1, &c), 0);
+	assert_int_equal(c.status, 0);
+	return c.store->v[0].data;
+}
+
+static void lose_agent(struct dray *d)
+{
+	fake_do(&client_fake, client_restart, NULL);
+	client_event(d, DRAY_EVENT_LOST);
+	client_event(d, DRAY_EVENT_RESTORED);
+}
+
+static void memory_of_a_lost_agent_stays_until_its_leases_end(void **state)
+{
+	static const struct dray_store_item items[3] = {
+		{ .key = "a", .key_length = 1 },
+		{ .key = "b", .key_length = 1 },
+		{ .key = "c", .key_length = 1 },
+	};
+	static const struct dray_store_batch batch = { .items = items, .items_n = 3 };
+	static const uint64_t leases[] = { 77, 78 };
+	struct dray *d = client_connect(0);
+	const uint8_t *data;
+	uint64_t bytes;
+	void *base;
+
+	client_fake.hook = keep_read;
+	ended_leases_n = 0;
+	read_in_place(d, &batch);
+	assert_int_equal(dray_store_release(d, leases, 1), 0);
+	lose_agent(d);
+	assert_int_equal(mappings(), 1);
+	/* twice is once */
+	assert_int_equal(dray_store_release(d, leases, 1), 0);
+	assert_int_equal(mappings(), 1);
+	assert_int_equal(dray_store_release(d, leases + 1, 1), 0);
+	assert_int_equal(mappings(), 0);
+
+	ended_leases_n = 0;
+	read_in_place(d, &batch);
+	assert_int_equal(dray_store_release(d, leases, 2), 0);
+	assert_int_equal(mappings(), 1);
+	lose_agent(d);
+	assert_int_equal(mappings(), 0);
+
+	/* the caller unmaps it */
+	ended_leases_n = 0;
+	data = read_in_place(d, &batch);
+	assert_int_equal(dray_store_keep(d, data, &base, &bytes), 0);
+	assert_int_equal(dray_store_release(d, leases, 2), 0);
+	assert_int_equal(dray_store_keep(d, data, &base, &bytes), 0);
+	lose_agent(d);
+	assert_int_equal(mappings(), 1);
+	assert_int_equal(dray_store_keep(d, data, &base, &bytes), -DRAY_E_NOT_FOUND);
+	munmap(base, bytes);
+	dray_disconnect(d);
+}
+
 static void groups_share_regions(void **state)
 {
 	struct dray *d = client_connect(0);
@@ -580,12 +660,20 @@ static void busy_requests_are_retried(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		TEST(regions_tokens_remotes),    TEST(extents_share_descriptors),
-		TEST(events_are_delivered),      TEST(handles_are_confused),
-		TEST(events_have_a_limit),       TEST(events_do_not_hold_up_answers),
-		TEST(events_do_not_hide_a_loss), TEST(blocking_calls_keep_the_wake_up),
-		TEST(late_answers_are_undone),   TEST(leases_that_nobody_sees_end),
-		TEST(groups_share_regions),      TEST(busy_requests_are_retried),
+		TEST(regions_tokens_remotes),
+		TEST(extents_share_descriptors),
+		TEST(events_are_delivered),
+		TEST(handles_are_confused),
+		TEST(events_have_a_limit),
+		TEST(events_do_not_hold_up_answers),
+		TEST(events_do_not_hide_a_loss),
+		TEST(blocking_calls_keep_the_wake_up),
+		TEST(late_answers_are_undone),
+		TEST(leases_that_nobody_sees_end),
+		TEST(late_answers_are_undone),
+		TEST(memory_of_a_lost_agent_stays_until_its_leases_end),
+		TEST(groups_share_regions),
+		TEST(busy_requests_are_retried),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -386,6 +386,7 @@ def _mapping(client: Client, address: int) -> lib.Mapping | None:
             return mapping
     base, length = c_void_p(), c_uint64()
     try:
+        _forget_mappings(client)
         lib.held.dray_store_keep(client._d, address, byref(base), byref(length))
     except ctypes.ArgumentError:
         return None
@@ -394,6 +395,13 @@ def _mapping(client: Client, address: int) -> lib.Mapping | None:
         return mappings[mapping.base]
     mapping.length, mappings[mapping.base] = length.value, mapping
     return mapping
+
+
+def _forget_mappings(client: Client) -> None:
+    """Those that the library does not use any more: their sessions have ended, and no view has a lease."""
+    for first in list(client._mappings):
+        if lib.held.dray_store_keep(client._d, first, byref(c_void_p()), byref(c_uint64())):
+            client._mappings.pop(first, None)
 
 
 def _release(client: Client, views: list[StoreView]) -> None:
