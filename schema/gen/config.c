@@ -869,7 +869,7 @@ const struct dray_config_key dray_config_keys[DRAY_CONFIG_KEY_N] = {
 	  CONFIG_MEMBER(store.disk_threads), .def = "4",
 	  .allowed = "1 to 16",
 	  .min = INT64_C(1), .max = INT64_C(16),
-	  .doc = "Threads that read and write the disk tier." },
+	  .doc = "Threads that read and write the disk tier. One more reads, and takes no writes, so that reads do not wait for them." },
 	{ .path = "store.disk_read_rate", .section = "store", .name = "disk_read_rate",
 	  .env = "DRAY_STORE_DISK_READ_RATE", .type = DRAY_CONFIG_SIZE,
 	  CONFIG_MEMBER(store.disk_read_rate), .def = "0",

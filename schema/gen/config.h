@@ -926,7 +926,11 @@ struct dray_config {
 		 * limits.log_lines_per_owner.
 		 */
 		int log;
-		int64_t disk_threads; /* Threads that read and write the disk tier. */
+		/*
+		 * Threads that read and write the disk tier. One more reads, and takes no writes,
+		 * so that reads do not wait for them.
+		 */
+		int64_t disk_threads;
 		/*
 		 * Bytes a second that objects are read from the disk tier at most; 0: no limit, and
 		 * the rate of the disk is learned from what is read.

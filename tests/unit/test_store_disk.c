@@ -54,12 +54,18 @@ static struct rig {
 /* DISK_CALL_*: the calls that fail, and how. */
 static _Atomic int faults[DISK_CALL_N];
 
-/* The next call of this kind stops before it begins: it posts `stopped`, waits for `go_on`, and fails with `stop_result` unless that is 0. */
-static _Atomic bool stop_next;
+/* So many next calls of this kind stop before they begin: each posts `stopped`, waits for `go_on`, and fails with `stop_result` unless that is 0. */
+static _Atomic int stop_next;
 static _Atomic int stop_call, stop_result;
 static sem_t stopped, go_on;
 /* Before an extension fails, the file gets a part of it. */
 static _Atomic bool extends_part;
+
+/* W and R: calls of WRITE and READ, in order. */
+static char order[64];
+static _Atomic unsigned n_order;
+
+static unsigned threads;
 
 /* How long batches gather; 0: by the time of the last one. */
 static int64_t gather_ns;
@@ -114,13 +120,31 @@ static void extend_first_segment(void)
 	dray_assert(truncate(path, SEGMENT_BYTES / 2) == 0);
 }
 
+static bool takes_stop(void)
+{
+	int n = stop_next;
+
+	while (n && !atomic_compare_exchange_weak(&stop_next, &n, n - 1))
+		;
+	return n;
+}
+
+static void note(enum disk_call call)
+{
+	unsigned at = call == DISK_CALL_WRITE || call == DISK_CALL_READ ? n_order++ : UINT32_MAX;
+
+	if (at < sizeof(order) - 1)
+		order[at] = call == DISK_CALL_WRITE ? 'W' : 'R';
+}
+
 static int fault(enum disk_call call)
 {
 	int r = call == DISK_CALL_COMMIT ? fault_of_commit() : 0;
 
+	note(call);
 	if (r < 0)
 		return r;
-	if ((int)call == stop_call && atomic_exchange(&stop_next, false)) {
+	if ((int)call == stop_call && takes_stop()) {
 		sem_post(&stopped);
 		sem_wait(&go_on);
 		if (stop_result)
@@ -174,7 +198,7 @@ static int open_disk(struct dray_err *reterr)
 		.event = rig.event,
 		.dir = cm_dir,
 		.segment_bytes = SEGMENT_BYTES,
-		.threads = 3,
+		.threads = threads,
 		.retry_min_ns = DRAY_NS_PER_MS,
 		.retry_max_ns = 10 * DRAY_NS_PER_MS,
 		.gather_ns = gather_ns,
@@ -206,6 +230,7 @@ static int setup(void **state)
 	stop_call = DISK_CALL_WRITE;
 	stop_result = 0;
 	gather_ns = 0;
+	threads = 3;
 	fs_used = fs_free = UINT32_MAX;
 	cm_dir_set_up(state);
 	if (sd_event_new(&rig.event) < 0)
@@ -475,7 +500,7 @@ static void stop_a_write(int64_t gathering_ns)
 	gather_ns = gathering_ns;
 	restart();
 	assert_int_equal(put(0, 1, 5000), DISK_OK);
-	stop_next = true;
+	stop_next = 1;
 	begin_write(1, 1, 5000);
 	sem_wait(&stopped);
 }
@@ -504,6 +529,68 @@ static void test_writes_do_not_gather_until_another_ends(void **state)
 	assert_true(rig.items[1].busy);
 	sem_post(&go_on);
 	assert_int_equal(finish(1), DISK_OK);
+	check_all();
+}
+
+static void begin_get(unsigned i)
+{
+	prepare(i);
+	disk_read(rig.disk, &rig.items[i].request);
+}
+
+/* One thread takes no writes. */
+static void test_read_waits_for_no_write(void **state)
+{
+	assert_int_equal(put(0, 1, 5000), DISK_OK);
+	stop_next = N;
+	for (unsigned i = 1; i < N; i++)
+		begin_write(i, 1, 5000);
+	for (unsigned i = 0; i < threads; i++)
+		sem_wait(&stopped);
+	begin_get(0);
+	while (rig.items[0].busy)
+		turn();
+	assert_int_equal(rig.items[0].request.result, DISK_OK);
+	stop_next = 0;
+	for (unsigned i = 0; i < threads; i++)
+		sem_post(&go_on);
+	for (unsigned i = 1; i < N; i++)
+		assert_int_equal(finish(i), DISK_OK);
+	check_all();
+}
+
+/* The thread that only reads has items 0 and 2, and stands still. */
+static void stop_reader(void)
+{
+	stop_call = DISK_CALL_READ;
+	stop_next = 1;
+	begin_get(0);
+	sem_wait(&stopped);
+	begin_get(1);
+	begin_get(2);
+	assert_int_equal(finish(1), DISK_OK);
+}
+
+/* Before each write go reads of as many bytes. The thread has the first two writes before there is a read. */
+static void test_reads_and_writes_share_a_thread(void **state)
+{
+	threads = 1;
+	restart();
+	for (unsigned i = 0; i < 6; i++)
+		assert_int_equal(put(i, 1, 2 * DISK_BLOCK), DISK_OK);
+	stop_reader();
+	n_order = 0;
+	memset(order, 0, sizeof(order));
+	for (unsigned i = 6; i < 11; i++)
+		begin_write(i, 1, (i == 8 ? 4 : 2) * DISK_BLOCK);
+	for (unsigned i = 3; i < 6; i++)
+		begin_get(i);
+	for (unsigned i = 3; i < 11; i++)
+		assert_int_equal(finish(i), DISK_OK);
+	assert_string_equal(order, "WWRRWRWW");
+	sem_post(&go_on);
+	assert_int_equal(finish(0), DISK_OK);
+	assert_int_equal(finish(2), DISK_OK);
 	check_all();
 }
 
@@ -609,7 +696,7 @@ static void stop_preparation(enum disk_call call, int result)
 	assert_int_equal(put(0, 1, SEGMENT_BYTES / 4), DISK_OK);
 	stop_call = (int)call;
 	stop_result = result;
-	stop_next = true;
+	stop_next = 1;
 	begin_write(1, 1, SEGMENT_BYTES / 4);
 	sem_wait(&stopped);
 	begin_write(2, 1, SEGMENT_BYTES);
@@ -644,7 +731,7 @@ static void test_name_of_the_last_segment_is_not_on_disk(void **state)
 {
 	stop_call = DISK_CALL_SYNC_FOLDER;
 	stop_result = -EIO;
-	stop_next = true;
+	stop_next = 1;
 	begin_write(0, 1, SEGMENT_BYTES / 4 * 3);
 	sem_wait(&stopped);
 	sem_post(&go_on);
@@ -820,7 +907,7 @@ static void test_removal_of_an_older_object_spares_the_newer(void **state)
 static void test_older_write_that_ends_later(void **state)
 {
 	share_key();
-	stop_next = true;
+	stop_next = 1;
 	begin_write(0, 1, 5000);
 	sem_wait(&stopped);
 	assert_int_equal(put(1, 2, 100), DISK_OK);
@@ -1073,7 +1160,7 @@ static void test_tier_returns_without_memory_for_a_timer(void **state)
 /* What it has written before may be what the disk has lost, and the kernel tells that once. */
 static void test_write_that_ends_after_the_disk_has_returned(void **state)
 {
-	stop_next = true;
+	stop_next = 1;
 	begin_write(1, 1, 5000);
 	sem_wait(&stopped);
 	faults[DISK_CALL_SYNC] = -EIO;
@@ -1130,7 +1217,7 @@ static void test_full(void **state)
 /* They could take what makes room for the index. */
 static void test_full_disk_gets_no_writes_that_wait(void **state)
 {
-	stop_next = true;
+	stop_next = 1;
 	begin_write(0, 1, 5000);
 	sem_wait(&stopped);
 	for (unsigned i = 1; i < N; i++)
@@ -1384,10 +1471,9 @@ static void test_writes_without_a_free_descriptor(void **state)
 static void check_use(enum disk_call call, unsigned used)
 {
 	stop_call = (int)call;
-	stop_next = true;
+	stop_next = 1;
 	if (call == DISK_CALL_READ) {
-		prepare(used);
-		disk_read(rig.disk, &rig.items[used].request);
+		begin_get(used);
 	} else {
 		begin_write(used, 2, 5000);
 	}
@@ -1457,9 +1543,8 @@ static void test_file_that_could_only_be_read(void **state)
 	blocks = blocks_used();
 	faults[DISK_CALL_OPEN] = -EROFS;
 	stop_call = DISK_CALL_READ;
-	stop_next = true;
-	prepare(1);
-	disk_read(rig.disk, &rig.items[1].request);
+	stop_next = 1;
+	begin_get(1);
 	sem_wait(&stopped);
 	/* It can still not be written to: the blocks stay until the next start. */
 	for (unsigned i = 2; i < 4; i++) {
@@ -1592,7 +1677,7 @@ static void test_close_beside_a_call_that_does_not_return(void **state)
 					      .key_bytes = 4,
 					      .buffer = bytes,
 					      .done = done };
-	stop_next = true;
+	stop_next = 1;
 	disk_write(rig.disk, &hung.request, sizeof(bytes));
 	sem_wait(&stopped);
 	assert_false(disk_close(dray_take(rig.disk)));
@@ -1717,6 +1802,8 @@ int main(void)
 		TEST(test_one_object_at_a_time),
 		TEST(test_writes_gather_while_others_are_in_progress),
 		TEST(test_writes_do_not_gather_until_another_ends),
+		TEST(test_read_waits_for_no_write),
+		TEST(test_reads_and_writes_share_a_thread),
 		TEST(test_next_segment),
 		TEST(test_next_segment_when_killed),
 		TEST(test_next_segment_without_objects_before_it),

@@ -105,6 +105,7 @@ static struct disk_request *returned(struct dray_job *j)
 	struct disk_request *r = dray_container_of(j, struct disk_request, job);
 
 	r->disk->in_flight[r->thread]--;
+	r->disk->writing_at[r->thread] -= r->writes;
 	return r;
 }
 
@@ -170,23 +171,70 @@ static void read_done(struct dray_job *j)
 	dispatch(d);
 }
 
-/* The thread with the fewest requests; cfg.threads: all have THREAD_DEPTH. */
-static unsigned idlest(const struct disk *d)
+/* The first thread takes reads alone. No read is given to a thread behind a write, which may be of many bytes. */
+static bool may_take(const struct disk *d, unsigned thread, bool write)
 {
-	unsigned best = 0;
-
-	for (unsigned i = 1; i < d->cfg.threads; i++)
-		if (d->in_flight[i] < d->in_flight[best])
-			best = i;
-	return d->in_flight[best] < THREAD_DEPTH ? best : d->cfg.threads;
+	return d->in_flight[thread] < THREAD_DEPTH && (write ? thread > 0 : !d->writing_at[thread]);
 }
 
-/* The next request for the thread. NULL: there is none, or there are only pieces, and the thread has something to do. */
-static struct disk_request *next_for(struct disk *d, unsigned thread)
+/* The thread with the fewest requests of those that may take one more of this kind. d->n_threads: there is none. */
+static unsigned idlest(const struct disk *d, bool write)
 {
-	struct disk_request *r = dray_list_pop(&d->waiting, struct disk_request, link);
+	unsigned best = d->n_threads;
 
-	return r || d->in_flight[thread] ? r : dray_list_pop(&d->pieces, struct disk_request, link);
+	for (unsigned i = 0; i < d->n_threads; i++)
+		if (may_take(d, i, write) &&
+		    (best == d->n_threads || d->in_flight[i] < d->in_flight[best]))
+			best = i;
+	return best;
+}
+
+/* NULL: none waits, or no thread may take it now. */
+static struct disk_request *take_write(struct disk *d, unsigned *ret_thread)
+{
+	struct disk_request *r = NULL;
+
+	*ret_thread = idlest(d, true);
+	if (*ret_thread < d->n_threads)
+		r = dray_list_pop(&d->waiting_writes, struct disk_request, link);
+	if (r)
+		d->read_before = 0;
+	return r;
+}
+
+static struct disk_request *take_read(struct disk *d, unsigned *ret_thread)
+{
+	struct disk_request *r = NULL;
+
+	*ret_thread = idlest(d, false);
+	if (*ret_thread < d->n_threads)
+		r = dray_list_pop(&d->waiting_reads, struct disk_request, link);
+	if (r && !dray_list_empty(&d->waiting_writes))
+		d->read_before += disk_blocks(r->at.bytes);
+	return r;
+}
+
+static struct disk_request *take_piece(struct disk *d, unsigned *ret_thread)
+{
+	*ret_thread = idlest(d, false);
+	if (*ret_thread == d->n_threads || d->in_flight[*ret_thread])
+		return NULL;
+	return dray_list_pop(&d->pieces, struct disk_request, link);
+}
+
+/* Reads go first, but before each write no more than it has bytes itself. While they wait, threads finish their writes. */
+static struct disk_request *take(struct disk *d, unsigned *ret_thread)
+{
+	struct disk_request *write = dray_list_first(&d->waiting_writes, struct disk_request, link);
+	struct disk_request *r = NULL;
+
+	if (write && d->read_before >= disk_blocks(write->at.bytes))
+		r = take_write(d, ret_thread);
+	if (!r)
+		r = take_read(d, ret_thread);
+	if (!r && dray_list_empty(&d->waiting_reads))
+		r = take_write(d, ret_thread);
+	return r ? r : take_piece(d, ret_thread);
 }
 
 static void dispatch(struct disk *d)
@@ -194,13 +242,14 @@ static void dispatch(struct disk *d)
 	struct disk_request *r;
 	unsigned thread;
 
-	while ((thread = idlest(d)) < d->cfg.threads && (r = next_for(d, thread))) {
+	while ((r = take(d, &thread))) {
 		if (r->writes && !is_writable(d, r)) {
 			commit_fail(d, r);
 			continue;
 		}
 		r->thread = thread;
 		d->in_flight[thread]++;
+		d->writing_at[thread] += r->writes;
 		d->n_writing += r->writes;
 		measure_begin(d, r);
 		dray_jobs_add(d->threads[thread], &r->job,
@@ -211,9 +260,9 @@ static void dispatch(struct disk *d)
 	}
 }
 
-static void submit(struct disk *d, struct disk_request *r)
+static void submit(struct disk *d, struct disk_request *r, struct dray_list *waiting)
 {
-	dray_list_add(&d->waiting, &r->link);
+	dray_list_add(waiting, &r->link);
 	dispatch(d);
 }
 
@@ -260,7 +309,7 @@ void disk_write(struct disk *d, struct disk_request *r, uint64_t bytes)
 	s->end += disk_blocks(bytes);
 	s->objects++;
 	d->info.bytes += disk_blocks(bytes);
-	submit(d, r);
+	submit(d, r, &d->waiting_writes);
 	segment_prepare_next(d);
 }
 
@@ -270,7 +319,7 @@ void disk_read(struct disk *d, struct disk_request *r)
 	prepare(d, r);
 	r->at = *r->object;
 	r->at.segment->reads++;
-	submit(d, r);
+	submit(d, r, &d->waiting_reads);
 }
 
 bool disk_is_place(const struct disk_request *r, const struct disk_object *o)
@@ -286,8 +335,7 @@ void disk_verify(struct disk *d, struct disk_request *r)
 	r->at = *r->object;
 	r->segment = r->at.segment->id;
 	r->at.segment->reads++;
-	dray_list_add(&d->pieces, &r->link);
-	dispatch(d);
+	submit(d, r, &d->pieces);
 }
 
 void disk_remove(struct disk *d, struct disk_request *r)
@@ -313,7 +361,7 @@ static int start_threads(struct disk *d)
 {
 	int r = jobs_new(&d->committer, d->cfg.event, "disk-commit", COMMITTER_STACK);
 
-	for (unsigned i = 0; r >= 0 && i < d->cfg.threads; i++)
+	for (unsigned i = 0; r >= 0 && i < d->n_threads; i++)
 		r = jobs_new(&d->threads[i], d->cfg.event, "disk-io", 0);
 	return r;
 }
@@ -346,13 +394,15 @@ int disk_open(struct disk **ret, const struct disk_config *cfg, disk_found_fn fo
 				    "no memory for the disk tier");
 	dray_assert(cfg->threads && cfg->threads <= DISK_THREADS_MAX);
 	d->cfg = *cfg;
+	d->n_threads = cfg->threads + 1;
 	d->reading.threads = d->writing.threads = cfg->threads;
 	rates_tell(d);
 	d->dir_fd = -1;
 	files_init(&d->files);
 	d->next_id = 1;
 	dray_list_init(&d->segments);
-	dray_list_init(&d->waiting);
+	dray_list_init(&d->waiting_reads);
+	dray_list_init(&d->waiting_writes);
 	dray_list_init(&d->pieces);
 	dray_list_init(&d->writes);
 	dray_list_init(&d->removals);
@@ -385,7 +435,7 @@ bool disk_close(struct disk *d)
 		return true;
 	sd_event_source_disable_unref(d->timer);
 	sd_event_source_disable_unref(d->gathered);
-	for (unsigned i = 0; i < DISK_THREADS_MAX; i++)
+	for (unsigned i = 0; i < d->n_threads; i++)
 		ended = jobs_free(d->threads[i]) && ended;
 	ended = jobs_free(d->committer) && ended;
 	if (!ended)

@@ -106,7 +106,7 @@ struct disk_config {
 	sd_event *event;
 	const char *dir;
 	uint64_t segment_bytes;
-	unsigned threads;    /* that read and write: 1 to DISK_THREADS_MAX */
+	unsigned threads;    /* that read and write: 1 to DISK_THREADS_MAX; one more reads */
 	uint64_t read_rate;  /* bytes a second; 0: it is learned, and kept in index.db */
 	uint64_t write_rate; /* the same */
 	int64_t retry_min_ns,
@@ -152,8 +152,8 @@ void disk_read(struct disk *d, struct disk_request *r);
 void disk_remove(struct disk *d, struct disk_request *r);
 
 /*
- * Verifies the next piece of the object, which is in the same place as for the last one, when no request of another kind waits for a
- * thread. r is of the object alone, and has the buffer, of DISK_PIECE bytes at a multiple of DISK_BLOCK. DISK_CORRUPT: the whole
+ * Verifies the next piece of the object, which is in the same place as for the last one, on a thread that nothing else waits
+ * for. r is of the object alone, and has the buffer, of DISK_PIECE bytes at a multiple of DISK_BLOCK. DISK_CORRUPT: the whole
  * object is; this counts if disk_is_place() says so.
  */
 void disk_verify(struct disk *d, struct disk_request *r);

@@ -77,11 +77,14 @@ struct disk {
 	uint32_t next_id;
 	struct disk_files files;
 
-	struct dray_list waiting; /* requests for the threads */
+	struct dray_list waiting_reads, waiting_writes; /* for a thread */
+	uint64_t read_before; /* bytes of reads that went before the first write that waits */
 	struct dray_list
-		pieces; /* of objects to be verified: for threads that nothing else waits for */
-	struct dray_jobs *threads[DISK_THREADS_MAX];
-	unsigned in_flight[DISK_THREADS_MAX];
+		pieces;     /* of objects to be verified: for threads that nothing else waits for */
+	unsigned n_threads; /* those that read and write, and one that only reads */
+	struct dray_jobs *threads[DISK_THREADS_MAX + 1];
+	unsigned in_flight[DISK_THREADS_MAX + 1];  /* requests that the thread has */
+	unsigned writing_at[DISK_THREADS_MAX + 1]; /* of these, writes */
 
 	/* The committing thread. */
 	struct dray_jobs *committer;
