@@ -298,7 +298,6 @@ static void test_revoke_in_turns(void **state)
 	later = export(f, region, 0);
 	/* these wait for what has yet to end, too */
 	assert_int_equal(start_revoke(f, region, last.id, &one), 0);
-	assert_int_equal(f->fences, 1);
 	assert_int_equal(start_revoke(f, region, middle.id, &again), 0);
 	fake_answer_all();
 	assert_int_equal(all.calls + one.calls, 0);
@@ -310,6 +309,7 @@ static void test_revoke_in_turns(void **state)
 		assert_in_range(before - f->tokens, 0, ENDS_PER_TURN);
 	}
 	assert_true(turns >= 2);
+	assert_int_equal(f->fences, 1);
 	assert_int_equal(start_revoke(f, region, last.id, &again), 0);
 	fake_answer_all();
 	local_remote_gone(f->regions, last.id, 77, PMSG_RELEASE_HOW_USED);
@@ -353,6 +353,79 @@ static void test_remove_in_turns(void **state)
 	assert_int_equal(one.count, n);
 	assert_int_equal(two.calls, 1);
 	assert_int_equal(two.count, 1);
+	assert_int_equal(done, 1);
+}
+
+/* One token with more local imports than one turn ends. */
+static void test_revoke_one_in_turns(void **state)
+{
+	const unsigned n = 3 * ENDS_PER_TURN;
+	struct fixture *f = *state;
+	dray_handle region = add_plain(f, 1), grant;
+	struct exported x = export(f, region, 0), other = export(f, region, 0);
+	struct outcome one;
+
+	f->regions->deps.event = f->event;
+	assert_int_equal(ends_init(f->regions), 0);
+	assert_int_equal(import(f, &x.t, &grant), 0);
+	for (unsigned i = 0; i < n; i++)
+		assert_int_equal(import_local(f, &x.t, i + 1), 0);
+	assert_int_equal(start_revoke(f, region, x.id, &one), 0);
+	/* the peer comes first */
+	assert_int_equal(f->fences, 1);
+	assert_in_range(f->revoked_locals, 1, ENDS_PER_TURN - 1);
+	assert_int_equal(import_local(f, &x.t, n + 1), DRAY_E_REVOKED);
+	/* one that has yet to learn of it is released */
+	local_remote_gone(f->regions, x.id, n, PMSG_RELEASE_HOW_USED);
+	for (unsigned before; f->revoked_locals < n - 1;) {
+		before = f->revoked_locals;
+		assert_true(sd_event_run(f->event, UINT64_MAX) >= 0);
+		assert_in_range(f->revoked_locals - before, 0, ENDS_PER_TURN);
+	}
+	fake_answer_all();
+	grant_fenced(f->regions, PEER, grant);
+	for (unsigned i = 1; i < n; i++) {
+		assert_int_equal(one.calls, 0);
+		local_remote_gone(f->regions, x.id, i, PMSG_RELEASE_HOW_USED);
+	}
+	assert_int_equal(one.calls, 1);
+	assert_int_equal(one.count, 1);
+	assert_int_equal(import_local(f, &other.t, n + 2), 0);
+	local_remote_gone(f->regions, other.id, n + 2, PMSG_RELEASE_HOW_USED);
+	assert_true(sd_event_run(f->event, 0) >= 0);
+	remove_all(f, region);
+}
+
+/* The region is removed while a token of it is being revoked. The workers drop the region after all that could use it. */
+static void test_remove_while_one_is_revoked(void **state)
+{
+	const unsigned n = 3 * ENDS_PER_TURN;
+	struct fixture *f = *state;
+	dray_handle region = add_plain(f, 1);
+	struct exported x = export(f, region, 0);
+	struct outcome one;
+	unsigned done = 0;
+
+	f->regions->deps.event = f->event;
+	assert_int_equal(ends_init(f->regions), 0);
+	for (unsigned i = 0; i < n; i++)
+		assert_int_equal(import_local(f, &x.t, i + 1), 0);
+	assert_int_equal(start_revoke(f, region, x.id, &one), 0);
+	assert_int_equal(region_remove(f->regions, region, SESSION, false, count_done, &done), 0);
+	while (f->revoked_locals < n) {
+		assert_false(fake_dropping(OBJECT_REGION, region));
+		assert_true(sd_event_run(f->event, UINT64_MAX) >= 0);
+	}
+	assert_int_equal(f->revoked_locals, n);
+	while (!fake_dropping(OBJECT_REGION, region))
+		assert_true(sd_event_run(f->event, UINT64_MAX) >= 0);
+	fake_answer_all();
+	for (unsigned i = n; i > 0; i--) {
+		assert_int_equal(one.calls + done, 0);
+		local_remote_gone(f->regions, x.id, i, PMSG_RELEASE_HOW_USED);
+	}
+	fake_answer_all();
+	assert_int_equal(one.calls, 1);
 	assert_int_equal(done, 1);
 }
 
@@ -434,6 +507,8 @@ int main(void)
 		T(test_revoke_one),
 		T(test_revoke_in_turns),
 		T(test_remove_in_turns),
+		T(test_revoke_one_in_turns),
+		T(test_remove_while_one_is_revoked),
 		T(test_abandon_in_turns),
 		T(test_confirm_while_abandoned),
 		T(test_remove_fenced),

@@ -22,13 +22,13 @@ static void end_tokens(struct region *region)
 	struct token *t;
 
 	while ((t = next_token(region))) {
-		if (!turn_work_has_room(&r->ends)) {
-			dray_list_move(&r->unended, &region->unended);
-			return;
-		}
 		/* this may free t */
 		region->unreached = t->link.next;
-		token_revoke(t);
+		if (turn_work_has_room(&r->ends) && token_revoke(t))
+			continue;
+		region->unreached = &t->link;
+		dray_list_move(&r->unended, &region->unended);
+		return;
 	}
 	dray_list_del(&region->unended);
 	if (region->ending)
@@ -72,7 +72,8 @@ void region_abandon_tokens(struct region *region)
 
 static bool is_pending(const struct regions *r)
 {
-	return !dray_list_empty(&r->unended) || !dray_list_empty(&r->orphans);
+	return !dray_list_empty(&r->unended) || !dray_list_empty(&r->unended_tokens) ||
+	       !dray_list_empty(&r->orphans);
 }
 
 void ends_continue(struct regions *r)
@@ -82,7 +83,10 @@ void ends_continue(struct regions *r)
 	r->continuing = true;
 	while (is_pending(r) && turn_work_has_room(&r->ends)) {
 		struct region *region = dray_list_pop(&r->unended, struct region, unended);
+		struct token *token = dray_list_pop(&r->unended_tokens, struct token, unended);
 
+		if (token)
+			token_end(token);
 		/* regions take turns, so that one with few tokens does not wait for one with many */
 		if (!region)
 			leases_end_orphans(r);

@@ -153,6 +153,8 @@ void grant_end(struct grant *g, bool fence, bool urgent)
 	if (g->ending)
 		return;
 	g->ending = true;
+	if (g->token)
+		dray_list_move(&g->token->grants, &g->token_link);
 	r->ends.done++;
 	if (g->view.peer == MOONCAKE_PEER)
 		mooncake_changed(r);

@@ -41,8 +41,10 @@ struct regions {
 	sd_event_source *lease_timer;
 	/* regions with tokens whose ends have yet to begin, or whose importers have yet to be detached */
 	struct dray_list unended;
+	struct dray_list
+		unended_tokens;   /* that are revoked, with importers who have yet to learn of it */
 	struct dray_list orphans; /* leases of sessions that have ended, which are to end, too */
-	/* of both; it counts tokens and grants that have begun to end, and importers that have been detached */
+	/* of all; it counts tokens, grants and local imports that have begun to end, and importers that have been detached */
 	struct turn_work ends;
 	bool continuing;                     /* inside ends_continue() */
 	struct leases_totals lease_totals;   /* without `leases` */
@@ -121,9 +123,10 @@ struct token {
 	bool exposed;  /* a peer has seen keys of the region by this token */
 	bool revoked;  /* its end has begun */
 	uint64_t born; /* regions->revocations then */
-	struct dray_list grants, local_imports;
-	struct lease *lease;   /* NULL: an export */
-	struct dray_list ends; /* struct revocation of it alone */
+	struct dray_list grants, local_imports; /* those that have begun to end come last */
+	struct dray_list unended;               /* in regions->unended_tokens */
+	struct lease *lease;                    /* NULL: an export */
+	struct dray_list ends;                  /* struct revocation of it alone */
 };
 
 /* A remote of this agent that imported a token. */
@@ -131,6 +134,7 @@ struct local_import {
 	struct dray_list link;          /* in token->local_imports */
 	struct dray_map_node by_remote; /* in regions->local_imports */
 	dray_handle remote;
+	bool ending;
 };
 
 struct grant_peer {
@@ -233,8 +237,10 @@ void token_check(struct token *t);
 bool tokens_expire(struct regions *r);
 /* It ends with all others of its region, perhaps in a later turn. */
 bool token_is_covered(const struct token *t);
-/* Begins to end the token, which this may free. */
-void token_revoke(struct token *t);
+/* Begins to end the token, which this may free, and its grants and local imports as far as the turn has room. False: some are left. */
+bool token_revoke(struct token *t);
+/* The same; later turns go on with what is left. */
+void token_end(struct token *t);
 void revocation_step(struct revocation *v);
 
 /* lease.c */

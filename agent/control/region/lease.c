@@ -119,7 +119,7 @@ static void finish(struct token *t, enum dmsg_lease_outcome outcome)
 {
 	lease_set_outcome(t, outcome);
 	dray_heap_del(&t->region->regions->lease_expiry, &t->expiry);
-	token_revoke(t);
+	token_end(t);
 }
 
 void lease_holder_gone(struct token *t, enum pmsg_release_how how)

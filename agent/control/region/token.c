@@ -99,6 +99,7 @@ static void token_free(struct token *t, uint32_t code)
 	if (region->unreached == &t->link)
 		region->unreached = t->link.next;
 	dray_list_del(&t->link);
+	dray_list_del(&t->unended);
 	if (t->lease) {
 		lease_free(t);
 	} else {
@@ -253,6 +254,7 @@ struct token *token_new(struct region *region, const struct dmsg_region_export *
 	dray_list_init(&t->grants);
 	dray_list_init(&t->local_imports);
 	dray_list_init(&t->ends);
+	dray_list_init(&t->unended);
 	t->born = r->revocations;
 	dray_list_add(&region->tokens, &t->link);
 	if (region->unreached == &region->tokens)
@@ -443,24 +445,47 @@ void local_remote_gone(struct regions *r, uint64_t token_id, dray_handle remote,
 	region_check(region);
 }
 
-void token_revoke(struct token *t)
+bool token_revoke(struct token *t)
 {
 	struct region *region = t->region;
 	struct regions *r = region->regions;
+	struct local_import *import;
+	struct grant *g;
 
 	r->ends.done++;
-	if (t->revoked)
-		return;
-	if (t->lease)
-		lease_set_outcome(t, DMSG_LEASE_OUTCOME_ENDED);
-	region->n_live -= is_live(t);
-	t->revoked = true;
-	dray_list_for_each(&t->grants, g, struct grant, token_link)
+	if (!t->revoked) {
+		if (t->lease)
+			lease_set_outcome(t, DMSG_LEASE_OUTCOME_ENDED);
+		region->n_live -= is_live(t);
+		t->revoked = true;
+	}
+	while ((g = dray_list_first(&t->grants, struct grant, token_link)) && !g->ending) {
+		if (!turn_work_has_room(&r->ends))
+			return false;
 		grant_end(g, true, region->urgent);
-	dray_list_for_each(&t->local_imports, import, struct local_import, link)
+	}
+	while ((import = dray_list_first(&t->local_imports, struct local_import, link)) &&
+	       !import->ending) {
+		if (!turn_work_has_room(&r->ends))
+			return false;
+		r->ends.done++;
+		import->ending = true;
+		dray_list_move(&t->local_imports, &import->link);
 		r->deps.up->revoke_local(*r->deps.sessions, import->remote,
 					 region_rights_code(region), region->urgent);
+	}
 	token_check(t);
+	return true;
+}
+
+void token_end(struct token *t)
+{
+	struct regions *r = t->region->regions;
+
+	if (token_revoke(t))
+		return;
+	dray_list_move(&r->unended_tokens, &t->unended);
+	turn_work_go_on(&r->ends);
 }
 
 static void revocation_end(struct revocation *v)
@@ -553,7 +578,7 @@ int revocation_start(struct region *region, struct token *only,
 		v->count = is_live(only);
 		dray_list_add(&only->ends, &v->end_link);
 		dray_list_add(&region->token_ends, &v->link);
-		token_revoke(only);
+		token_end(only);
 		return 0;
 	}
 	/* each token that there is, also one whose end has begun, steps it when it ends */
