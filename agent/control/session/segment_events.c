@@ -101,15 +101,16 @@ void segment_changes_trim(struct sessions *ss)
 	struct segment_changes *x = &ss->segment_changes;
 	uint64_t seen = x->last;
 	struct session *s;
+	struct change *c;
 
 	if (dray_list_empty(&x->list))
 		return;
 	for (uint32_t at = 0; (s = session_next(ss, &at));)
 		if (s->segments)
 			seen = dray_min(seen, s->segments_seen);
-	dray_list_for_each(&x->list, c, struct change, link)
-		if (c->number <= seen)
-			change_free(x, c);
+	/* a client that does not read lets the list grow, so the walk ends at the first change that it has not seen */
+	while ((c = dray_list_first(&x->list, struct change, link)) && c->number <= seen)
+		change_free(x, c);
 }
 
 static bool may_see(const struct session *s, const struct change *c)
