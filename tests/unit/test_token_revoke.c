@@ -429,6 +429,43 @@ static void test_remove_while_one_is_revoked(void **state)
 	assert_int_equal(done, 1);
 }
 
+/* A peer with more grants than one turn ends is lost. Nobody waits for its answer to a fence. */
+static void test_peer_gone_in_turns(void **state)
+{
+	const unsigned n = 2 * ENDS_PER_TURN + 1;
+	struct fixture *f = *state;
+	dray_handle region = add_plain(f, 1), grant;
+	struct outcome last;
+	struct exported x;
+	unsigned done = 0;
+
+	f->cfg.limits.tokens_per_session = n;
+	f->cfg.limits.grants_per_peer = 4 * n;
+	f->regions->deps.event = f->event;
+	assert_int_equal(ends_init(f->regions), 0);
+	for (unsigned i = 0; i < n; i++) {
+		x = export(f, region, 0);
+		assert_int_equal(import(f, &x.t, &grant), 0);
+	}
+	grants_peer_gone(f->regions, PEER);
+	assert_in_range(fake_waiting(), 1, ENDS_PER_TURN);
+	assert_int_equal(start_revoke(f, region, x.id, &last), 0);
+	for (unsigned before; fake_waiting() < n + 1;) {
+		before = fake_waiting();
+		assert_true(sd_event_run(f->event, UINT64_MAX) >= 0);
+		assert_in_range(fake_waiting() - before, 0, ENDS_PER_TURN);
+	}
+	assert_int_equal(last.calls, 0);
+	fake_answer_all();
+	assert_int_equal(last.calls, 1);
+	assert_int_equal(grants_count(f->regions, PEER), 0);
+	assert_int_equal(region_remove(f->regions, region, SESSION, false, count_done, &done), 0);
+	while (f->tokens)
+		assert_true(sd_event_run(f->event, UINT64_MAX) >= 0);
+	fake_answer_all();
+	assert_int_equal(done, 1);
+}
+
 /* The session dies while more importers than one turn detaches have not confirmed the end of their tokens. One token has most of them. */
 static void test_abandon_in_turns(void **state)
 {
@@ -509,6 +546,7 @@ int main(void)
 		T(test_remove_in_turns),
 		T(test_revoke_one_in_turns),
 		T(test_remove_while_one_is_revoked),
+		T(test_peer_gone_in_turns),
 		T(test_abandon_in_turns),
 		T(test_confirm_while_abandoned),
 		T(test_remove_fenced),

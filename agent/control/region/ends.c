@@ -73,7 +73,7 @@ void region_abandon_tokens(struct region *region)
 static bool is_pending(const struct regions *r)
 {
 	return !dray_list_empty(&r->unended) || !dray_list_empty(&r->unended_tokens) ||
-	       !dray_list_empty(&r->orphans);
+	       !dray_list_empty(&r->gone_peers) || !dray_list_empty(&r->orphans);
 }
 
 void ends_continue(struct regions *r)
@@ -82,11 +82,14 @@ void ends_continue(struct regions *r)
 		return;
 	r->continuing = true;
 	while (is_pending(r) && turn_work_has_room(&r->ends)) {
-		struct region *region = dray_list_pop(&r->unended, struct region, unended);
-		struct token *token = dray_list_pop(&r->unended_tokens, struct token, unended);
+		struct region *region;
+		struct token *token;
 
+		grants_end_gone(r);
+		token = dray_list_pop(&r->unended_tokens, struct token, unended);
 		if (token)
 			token_end(token);
+		region = dray_list_pop(&r->unended, struct region, unended);
 		/* regions take turns, so that one with few tokens does not wait for one with many */
 		if (!region)
 			leases_end_orphans(r);

@@ -39,6 +39,8 @@ static struct grant_peer *peer_make(struct regions *r, dray_handle peer)
 		return NULL;
 	p->peer = peer;
 	dray_list_init(&p->grants);
+	dray_list_init(&p->unended);
+	dray_list_init(&p->gone);
 	dray_map_init(&p->shares);
 	dray_map_add(&r->peers, &p->by_handle, &p->peer, sizeof(p->peer));
 	return p;
@@ -49,6 +51,7 @@ static void peer_unref(struct regions *r, struct grant_peer *p)
 	if (--p->n)
 		return;
 	dray_map_del(&r->peers, &p->by_handle);
+	dray_list_del(&p->gone);
 	grant_peer_free(p);
 }
 
@@ -297,16 +300,41 @@ void grant_fenced(struct regions *r, dray_handle peer, dray_handle handle)
 	grant_check(g);
 }
 
+static void end_gone(struct regions *r, struct grant_peer *p)
+{
+	struct grant *g;
+
+	/* p stays for its grants; the last one may end here */
+	p->n++;
+	while (turn_work_has_room(&r->ends) &&
+	       (g = dray_list_pop(&p->unended, struct grant, peer_link))) {
+		r->ends.done++;
+		dray_list_add(&p->grants, &g->peer_link);
+		holder_gone(g, PMSG_RELEASE_HOW_LOST);
+	}
+	if (!dray_list_empty(&p->unended))
+		dray_list_move(&r->gone_peers, &p->gone);
+	peer_unref(r, p);
+}
+
+void grants_end_gone(struct regions *r)
+{
+	struct grant_peer *p = dray_list_pop(&r->gone_peers, struct grant_peer, gone);
+
+	if (p)
+		end_gone(r, p);
+}
+
 void grants_peer_gone(struct regions *r, dray_handle peer)
 {
 	struct grant_peer *p = peer_find(r, peer);
 
 	if (!p)
 		return;
-	p->n++; /* keeps p until the end of the loop */
-	dray_list_for_each(&p->grants, g, struct grant, peer_link)
-		holder_gone(g, PMSG_RELEASE_HOW_LOST);
-	peer_unref(r, p);
+	dray_list_splice(&p->unended, &p->grants);
+	end_gone(r, p);
+	if (!dray_list_empty(&r->gone_peers))
+		turn_work_go_on(&r->ends);
 }
 
 /* Its end has begun, or will in a later turn: the peer gets no new keys for it. */

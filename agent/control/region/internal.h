@@ -41,9 +41,10 @@ struct regions {
 	sd_event_source *lease_timer;
 	/* regions with tokens whose ends have yet to begin, or whose importers have yet to be detached */
 	struct dray_list unended;
-	struct dray_list
-		unended_tokens;   /* that are revoked, with importers who have yet to learn of it */
-	struct dray_list orphans; /* leases of sessions that have ended, which are to end, too */
+	/* that are revoked, with importers who have yet to learn of it */
+	struct dray_list unended_tokens;
+	struct dray_list gone_peers; /* struct grant_peer with grants that have yet to end */
+	struct dray_list orphans;    /* leases of sessions that have ended, which are to end, too */
 	/* of all; it counts tokens, grants and local imports that have begun to end, and importers that have been detached */
 	struct turn_work ends;
 	bool continuing;                     /* inside ends_continue() */
@@ -140,7 +141,9 @@ struct local_import {
 struct grant_peer {
 	struct dray_map_node by_handle; /* in regions->peers */
 	struct dray_list grants;
-	struct dray_map shares; /* struct grant_share by owner */
+	struct dray_list unended; /* those of a lost peer that have yet to end */
+	struct dray_list gone;    /* in regions->gone_peers */
+	struct dray_map shares;   /* struct grant_share by owner */
 	dray_handle peer;
 	uint32_t n;
 };
@@ -197,7 +200,7 @@ void region_tokens_ended(struct region *r);
 
 /* 0 or -errno. */
 int ends_init(struct regions *r);
-/* Goes on with regions->unended and orphans, also in later turns. */
+/* Goes on with all that has yet to end, also in later turns. */
 void ends_continue(struct regions *r);
 /* Begins to end all tokens of a region that are covered, some of them in later turns; then region_tokens_ended() if it is ending. */
 void region_end_tokens(struct region *r);
@@ -276,6 +279,8 @@ struct grant *grant_make(struct token *t, dray_handle peer, struct dray_err *ret
 struct grant *grant_live(struct regions *r, dray_handle peer, dray_handle handle);
 
 void grant_end(struct grant *g, bool fence, bool urgent);
+/* Ends grants of regions->gone_peers, as many as the turn has room for. */
+void grants_end_gone(struct regions *r);
 /* Whose grants are gone. */
 void grant_peer_free(struct grant_peer *p);
 /* Removes it from its token, which it outlives. */

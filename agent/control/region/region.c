@@ -50,6 +50,7 @@ int regions_new(struct regions **ret, const struct regions_deps *deps)
 	mappings_init(&r->mappings);
 	dray_list_init(&r->unended);
 	dray_list_init(&r->unended_tokens);
+	dray_list_init(&r->gone_peers);
 	dray_list_init(&r->orphans);
 	e = leases_init(r);
 	if (e >= 0)
