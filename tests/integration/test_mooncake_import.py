@@ -525,6 +525,29 @@ def test_buffers_of_an_owner(importer):
         assert client.import_token(f"mooncake://{engine.endpoint}").length
 
 
+def test_answers_under_way(new_agent):
+    """Large answers that do not end take memory within bounds, of which an owner has at most half of what others leave."""
+    agent = new_agent("importer", settings={"mooncake.import": "true", "mooncake.allow": "127.0.0.0/8"}, start=False)
+    agent.settings["data.tenants"] = f"other:{agent.directory}/other.sock"
+    agent.start()
+    release = threading.Event()
+    with Fake(agent) as large, Fake(agent) as engine, agent.client() as greedy, dray.Client(agent.directory / "other.sock", timeout=LIMIT) as other:
+        def stall(sock):
+            sock.sendall(struct.pack("<QB", MIB, rig.METADATA) + bytes(MIB - 2))
+            release.wait(LIMIT)
+
+        large.shake = stall
+        pending = [greedy.import_token(f"mooncake://{large.endpoint}", timeout=LIMIT, wait=False) for _ in range(24)]
+        until(lambda: sum(one.done() for one in pending) >= 16, "refused imports")
+        refused = [one for one in pending if one.done()]
+        assert other.import_token(f"mooncake://{engine.endpoint}").length
+        release.set()
+        for one in pending:
+            with pytest.raises(errors.Quota if one in refused else (errors.PeerLost, errors.PeerUnreachable, errors.Quota)):
+                one.result(LIMIT)
+        assert greedy.import_token(f"mooncake://{engine.endpoint}").length
+
+
 @pytest.mark.parametrize("name", ["", "a", "host:0", "host:99999", ":1", "127.0.0.1", "a b:1", "x" * 250 + ":1", "[::1]:x", "127.0.0.1:1/x"])
 def test_wrong_names(importer, name):
     """A token that names no HOST:PORT is refused."""

@@ -138,6 +138,56 @@ static void test_many_keys(void **state)
 	free(text);
 }
 
+/* Values that no description needs are counted before they are read, since they take much memory and time. */
+static void test_dense_text(void **state)
+{
+	static const char *const values[] = { "{},", "[],", "0,", "\"\"," };
+	struct mooncake_descriptor d;
+
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(values); i++) {
+		char *text = NULL;
+		size_t n = 0;
+		FILE *f = open_memstream(&text, &n);
+
+		fputs("{\"name\":\"a:1\",\"protocol\":\"tcp\",\"tcp_data_port\":1,\"buffers\":["
+		      "{\"addr\":4096,\"length\":4096}],\"unused\":[",
+		      f);
+		for (unsigned k = 0; k < 250000; k++)
+			fputs(values[i], f);
+		fputs("0]}", f);
+		assert_int_equal(fclose(f), 0);
+		err = DRAY_ERR_NULL;
+		assert_true(mooncake_descriptor_read(text, n, &d, &err) < 0);
+		assert_non_null(strstr(err.msg, "more values than its buffers need"));
+		free(text);
+	}
+}
+
+/* As many buffers as an import may have, with keys as Mooncake writes them. */
+static void test_most_buffers(void **state)
+{
+	struct mooncake_descriptor d;
+	char *text = NULL;
+	size_t n = 0;
+	FILE *f = open_memstream(&text, &n);
+
+	fputs("{\"name\":\"a:1\",\"protocol\":\"rdma\",\"devices\":[", f);
+	for (unsigned i = 0; i < 4; i++)
+		fprintf(f, "%s{\"name\":\"m%u\",\"gid\":\"" GID "1\"}", i ? "," : "", i);
+	fputs("],\"buffers\":[", f);
+	for (unsigned i = 0; i < 8192; i++)
+		fprintf(f,
+			"%s{\"name\":\"cpu:0\",\"addr\":%u,\"length\":4096,"
+			"\"lkey\":[1,2,3,4],\"rkey\":[1,2,3,4]}",
+			i ? "," : "", (i + 1) * 8192);
+	fputs("]}", f);
+	assert_int_equal(fclose(f), 0);
+	assert_int_equal(mooncake_descriptor_read(text, n, &d, &err), 0);
+	assert_int_equal(d.buffers->n, 8192);
+	mooncake_descriptor_clear(&d);
+	free(text);
+}
+
 /* Each device is looked for in the matrix, so a large one is refused. */
 static void read_matrix(unsigned names, unsigned lists, struct mooncake_descriptor *d)
 {
@@ -178,7 +228,7 @@ static void test_large_matrix(void **state)
 
 	read_matrix(4000, 1, &d);
 	read_matrix(100000, 1, &d);
-	read_matrix(1, 100000, &d);
+	read_matrix(1, 30000, &d);
 }
 
 static const struct connection_ends ends = { .ours = "dray-1@dev0", .theirs = "10.0.0.1:15000@m1" };
@@ -275,6 +325,7 @@ int main(void)
 		cmocka_unit_test(test_many_devices),   cmocka_unit_test(test_large_matrix),
 		cmocka_unit_test(test_request),        cmocka_unit_test(test_answer),
 		cmocka_unit_test(test_answer_refused), cmocka_unit_test(test_many_keys),
+		cmocka_unit_test(test_dense_text),     cmocka_unit_test(test_most_buffers),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

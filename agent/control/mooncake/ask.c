@@ -21,6 +21,7 @@ enum ask_step {
 
 struct ask {
 	ask_fn fn;
+	ask_grow_fn may_grow;
 	void *arg;
 	sd_event_source *io;
 	int fd;
@@ -33,6 +34,11 @@ struct ask {
 	size_t request_n;
 	uint8_t request[];
 };
+
+size_t ask_bytes(const struct ask *a)
+{
+	return a ? a->body_cap : 0;
+}
 
 struct ask *ask_cancel(struct ask *a)
 {
@@ -109,8 +115,11 @@ static int step_body(struct ask *a)
 	if (a->body_n == a->body_cap) {
 		size_t grown = dray_max((size_t)BODY_BYTES, 2 * a->body_cap);
 		size_t cap = dray_min(grown, a->body_size);
-		uint8_t *p = realloc(a->body, cap);
+		uint8_t *p;
 
+		if (a->may_grow && !a->may_grow(a->arg, cap - a->body_cap))
+			return -EDQUOT;
+		p = realloc(a->body, cap);
 		if (!p)
 			return -ENOMEM;
 		a->body = p;
@@ -144,7 +153,8 @@ static int on_io(sd_event_source *source, int fd, uint32_t revents, void *arg)
 }
 
 int ask_start(struct ask **ret, sd_event *event, const struct dray_addr *to,
-	      enum mooncake_frame_type type, const char *request, size_t n, ask_fn fn, void *arg)
+	      enum mooncake_frame_type type, const char *request, size_t n, ask_fn fn,
+	      ask_grow_fn may_grow, void *arg)
 {
 	struct ask *a = calloc(1, sizeof(*a) + MOONCAKE_FRAME_HEAD + n);
 	int r = 0;
@@ -152,6 +162,7 @@ int ask_start(struct ask **ret, sd_event *event, const struct dray_addr *to,
 	if (!a)
 		return -ENOMEM;
 	a->fn = fn;
+	a->may_grow = may_grow;
 	a->arg = arg;
 	a->type = type;
 	mooncake_frame_put(a->request, &(struct mooncake_frame){ type, n });

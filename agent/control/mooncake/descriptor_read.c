@@ -23,6 +23,12 @@
  * its devices once.
  */
 #define MATRIX_MAX 4096u
+/*
+ * Objects and lists, and commas between values: more than buffers with two lists of keys each, and the matrix, need. An empty object
+ * takes a hundred times its text in memory.
+ */
+#define LISTS_MAX (4 * BUFFERS_MAX + MATRIX_MAX)
+#define COMMAS_MAX (3u << 16)
 _Static_assert(KEYS_MAX >= BUFFERS_MAX, "at least one device is used");
 /* The version of the data protocol with a status, at least. */
 #define VERSION_WITH_STATUS 2
@@ -215,15 +221,29 @@ int mooncake_name_host(const char *name, char ret[static DRAY_HOST_BYTES], struc
 	return host_check(ret, reterr);
 }
 
+/* NULL: it is no JSON, or has so many values that it would hold up the thread. */
+static json_t *read_json(const char *text, size_t n, size_t flags)
+{
+	uint32_t lists = 0, commas = 0;
+	json_error_t error;
+
+	for (size_t i = 0; i < n; i++) {
+		lists += text[i] == '{' || text[i] == '[';
+		commas += text[i] == ',';
+	}
+	if (lists > LISTS_MAX || commas > COMMAS_MAX)
+		return NULL;
+	return json_loadb(text, n, flags | JSON_DISABLE_EOF_CHECK, &error);
+}
+
 int mooncake_address_read(const char *text, size_t n, char ret_host[static DRAY_HOST_BYTES],
 			  unsigned *ret_port, struct dray_err *reterr)
 {
 	dray_auto(json_decref) json_t *o = NULL;
 	char host[MOONCAKE_NAME_BYTES];
-	json_error_t error;
 	json_int_t port;
 
-	o = json_loadb(text, n, JSON_DISABLE_EOF_CHECK, &error);
+	o = read_json(text, n, 0);
 	*ret_port = get_integer(o, "rpc_port", 0, 1, UINT16_MAX, &port) < 0 ? 0 : (unsigned)port;
 	if (get_text(o, "ip_or_host_name", host, sizeof(host)) < 0)
 		return dray_err_set(reterr, -EPROTO, DRAY_E_PROTOCOL,
@@ -377,13 +397,12 @@ int mooncake_descriptor_read(const char *text, size_t n, struct mooncake_descrip
 			     struct dray_err *reterr)
 {
 	dray_auto(json_decref) json_t *o = NULL;
-	json_error_t error;
 	int r;
 
 	*ret = (struct mooncake_descriptor){ .port = 0 };
-	o = json_loadb(text, n, JSON_DECODE_ANY | JSON_DISABLE_EOF_CHECK, &error);
+	o = read_json(text, n, JSON_DECODE_ANY);
 	if (!o)
-		return bad(reterr, "is not JSON");
+		return bad(reterr, "is not JSON, or has more values than its buffers need");
 	if (json_is_null(o))
 		return dray_err_set(
 			reterr, -ENOENT, DRAY_E_NOT_FOUND,

@@ -20,6 +20,9 @@
 #include "lib/time.h"
 #include "schema/gen/errors.h"
 
+/* Of the answers to imports under way. */
+#define ANSWERS_BYTES (16u << 20)
+
 /* An engine ignores what the request says. */
 static const char asking[] = "{}";
 
@@ -197,17 +200,39 @@ static void answered(void *arg, int error, const char *body, size_t n)
 		fail(i,
 		     dray_err_of(DRAY_E_PROTOCOL,
 				 "what answers at %.200s is no handshake of Mooncake", i->segment));
+	else if (error == -EDQUOT)
+		fail(i,
+		     dray_err_of(DRAY_E_QUOTA,
+				 "the answers to imports from Mooncake's engines that are under "
+				 "way have %u MiB in all, and this owner's may have half of what "
+				 "others leave; try again when some have ended",
+				 ANSWERS_BYTES >> 20));
 	else if (error)
 		next_after(i, error == -ENODATA ? 0 : -error);
 	else
 		read_answer(i, body, n);
 }
 
+/* An owner may have half of what others leave. */
+static bool answer_may_grow(void *arg, size_t n)
+{
+	const struct mooncake_import *i = arg, *other;
+	uint64_t all = 0, held = 0;
+
+	for (uint32_t at = 0; (other = dray_handles_next(&i->c->imports, &at, NULL));) {
+		uint64_t bytes = ask_bytes(other->ask);
+
+		all += bytes;
+		held += other->owner == i->owner ? bytes : 0;
+	}
+	return dray_share_fits(ANSWERS_BYTES - all, held, n);
+}
+
 static int connect_to(struct mooncake_import *i, const struct dray_addr *a)
 {
 	i->step = IMPORT_ENGINE;
 	return ask_start(&i->ask, i->c->deps.event, a, MOONCAKE_METADATA, asking,
-			 sizeof(asking) - 1, answered, i);
+			 sizeof(asking) - 1, answered, answer_may_grow, i);
 }
 
 /* Connects to the next address that may be connected to, or ends the import. */

@@ -148,7 +148,7 @@ static int start(struct connect *k, const struct engine *e)
 		connection_request(&k->ends, &k->request, k->n, ++k->c->last_unused, &n);
 
 	return text ? ask_start(&k->ask, k->c->deps.event, &e->link.link.addr, MOONCAKE_CONNECTION,
-				text, n, answered, k) :
+				text, n, answered, NULL, k) :
 		      -ENOMEM;
 }
 
