@@ -514,6 +514,22 @@ def test_shares(new_agent):
         assert greedy.import_token(f"mooncake://{engine.endpoint}").length
 
 
+def test_remotes_share_buffers(importer):
+    """Remotes of an engine that describes itself alike share its buffers, and one of them can be released."""
+    agent = importer()
+    with Fake(agent, buffers=[((1 << 40) + k * 8192, 4096) for k in range(8192)]) as engine, \
+            Local(agent, engine.endpoint, 4096, noise(4096, 1)) as local:
+        held = agent.rss_anon()
+        remotes = [local.client.import_token(f"mooncake://{engine.endpoint}") for _ in range(64)]
+        assert agent.rss_anon() < held + 8 * MIB
+        local.remote.release()
+        local.remote = remotes[-1]
+        local.write([(0, engine.base, 4096)]).result(LIMIT)
+        assert engine.memory[:4096] == local.view[:4096]
+        with pytest.raises(errors.Range):
+            local.write([(0, engine.base + 4095, 2)]).result(LIMIT)
+
+
 def test_buffers_of_an_owner(importer):
     """The remotes of an owner have at most its share of limits.engine_buffers, and a release gives it back."""
     agent = importer(limits__engine_buffers=16)

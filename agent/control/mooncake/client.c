@@ -179,28 +179,6 @@ dray_handle engine_use(struct mooncake_client *c, const void *owner, const struc
 	return e->handle;
 }
 
-struct rail_keys *engine_share_keys(struct mooncake_client *c, dray_handle engine,
-				    struct rail_keys *keys)
-{
-	struct engine *e = dray_handles_get(&c->engines, engine);
-
-	if (!keys)
-		return NULL;
-	if (!e->keys || !rail_keys_same(e->keys, keys)) {
-		rail_keys_unref(e->keys);
-		e->keys = keys;
-	} else {
-		rail_keys_unref(keys);
-	}
-	return rail_keys_ref(e->keys);
-}
-
-static void engine_free(struct engine *e)
-{
-	rail_keys_unref(e->keys);
-	free(e);
-}
-
 void mooncake_release(struct mooncake_client *c, dray_handle engine)
 {
 	struct engine *e = c ? dray_handles_get(&c->engines, engine) : NULL;
@@ -235,7 +213,7 @@ void mooncake_client_gone(struct mooncake_client *c, dray_handle engine)
 	tell_change(c, e, e->lost ? "lost" : "ready", "closed", "no remote of it is left");
 	dray_handles_del(&c->engines, e->handle);
 	c->totals.engines--;
-	engine_free(e);
+	free(e);
 }
 
 void mooncake_client_message(struct mooncake_client *c, const struct transport_message *m)
@@ -357,7 +335,7 @@ struct mooncake_client *mooncake_client_free(struct mooncake_client *c)
 	imports_forget(c);
 	connects_forget(c);
 	for (uint32_t at = 0; (e = dray_handles_next(&c->engines, &at, NULL));)
-		engine_free(e);
+		free(e);
 	dray_handles_deinit(&c->engines);
 	dray_handles_deinit(&c->imports);
 	resolver_free(c->resolver);

@@ -57,8 +57,7 @@ void mooncake_client_gone(struct mooncake_client *c, dray_handle engine);
 void mooncake_client_message(struct mooncake_client *c, const struct transport_message *m);
 
 /*
- * err->code 0: the engine, and its buffers, which the receiver frees, and over RDMA their keys, of which it gets a reference. Otherwise
- * an error alone.
+ * err->code 0: the engine, its buffers, and over RDMA their keys; the receiver gets a reference to each. Otherwise an error alone.
  */
 typedef void (*mooncake_import_fn)(void *arg, const struct dray_err *err, dray_handle engine,
 				   struct mooncake_buffers *buffers, struct rail_keys *keys);

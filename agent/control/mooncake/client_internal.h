@@ -37,8 +37,7 @@ struct engine {
 	char server[MOONCAKE_NAME_BYTES];
 	unsigned n_devices;
 	struct mooncake_device devices[MOONCAKE_DEVICES_MAX];
-	unsigned queue_pairs;   /* that it wants for each of ours, as far as known */
-	struct rail_keys *keys; /* of the last import, which later ones share; NULL: none */
+	unsigned queue_pairs; /* that it wants for each of ours, as far as known */
 };
 
 /*
@@ -48,9 +47,6 @@ struct engine {
 dray_handle engine_use(struct mooncake_client *c, const void *owner, const struct dray_addr *addr,
 		       const struct mooncake_descriptor *d, const char *segment,
 		       struct dray_err *reterr);
-/* The keys of another remote of it: those that an earlier one has, if they are the same. keys: consumed; NULL: there are none. */
-struct rail_keys *engine_share_keys(struct mooncake_client *c, dray_handle engine,
-				    struct rail_keys *keys);
 /* The engine cannot be reached any more, or may not: its remotes end. */
 void engine_lose(struct mooncake_client *c, struct engine *e, uint32_t code, const char *why);
 

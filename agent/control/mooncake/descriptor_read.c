@@ -91,16 +91,17 @@ static uint32_t sort(struct described *v, uint32_t n)
 	return k;
 }
 
-static int take_buffers(const struct described *v, uint32_t n, struct mooncake_buffers **ret)
+static int take_buffers(const struct described *v, uint32_t n, struct mooncake_buffers **ret,
+			struct dray_err *reterr)
 {
-	struct mooncake_buffers *b = calloc(1, sizeof(*b) + n * sizeof(b->v[0]));
+	dray_auto_free struct mooncake_buffer *b = malloc(n * sizeof(*b));
 
 	if (!b)
-		return -ENOMEM;
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for %u buffers",
+				    n);
 	for (uint32_t i = 0; i < n; i++)
-		b->v[b->n++] = (struct mooncake_buffer){ v[i].start, v[i].end };
-	*ret = b;
-	return 0;
+		b[i] = (struct mooncake_buffer){ v[i].start, v[i].end };
+	return mooncake_buffers_new(ret, b, n, reterr);
 }
 
 /* columns: where each of the devices is in the description. 0, -ENOMEM or -EPROTO. */
@@ -171,7 +172,7 @@ static int read_buffers(const json_t *array, struct mooncake_descriptor *d, cons
 	k = sort(v, k);
 	d->partial |= d->rdma && d->n_devices > KEYS_MAX / k;
 	d->n_devices = dray_min(d->n_devices, KEYS_MAX / k);
-	r = take_buffers(v, k, &d->buffers);
+	r = take_buffers(v, k, &d->buffers, reterr);
 	if (r == 0 && d->rdma)
 		r = take_keys(v, k, columns, d->n_devices, &d->keys);
 	if (r == -EPROTO)
@@ -254,7 +255,7 @@ int mooncake_address_read(const char *text, size_t n, char ret_host[static DRAY_
 
 void mooncake_descriptor_clear(struct mooncake_descriptor *d)
 {
-	free(dray_take(d->buffers));
+	d->buffers = mooncake_buffers_unref(d->buffers);
 	d->keys = rail_keys_unref(d->keys);
 }
 

@@ -32,7 +32,7 @@ struct mooncake_descriptor {
 	char host[DRAY_HOST_BYTES];
 	unsigned port;
 	bool with_status;
-	struct mooncake_buffers *buffers; /* allocated */
+	struct mooncake_buffers *buffers; /* one reference */
 	/* over RDMA */
 	bool rdma;
 	char server[MOONCAKE_NAME_BYTES]; /* the name of its devices' host in queue pair requests */

@@ -80,7 +80,7 @@ static void succeed(struct mooncake_import *i, const struct dray_addr *addr)
 	struct dray_err err = DRAY_ERR_NULL;
 	dray_handle engine = engine_use(i->c, i->owner, addr, &i->d, i->segment, &err);
 	struct mooncake_buffers *buffers = i->d.buffers;
-	struct rail_keys *keys;
+	struct rail_keys *keys = i->d.keys;
 	mooncake_import_fn fn = i->fn;
 	void *arg = i->arg;
 
@@ -90,7 +90,6 @@ static void succeed(struct mooncake_import *i, const struct dray_addr *addr)
 	}
 	i->c->totals.imports++;
 	log_debug(AREA, "imported %u buffers segment=%s", buffers->n, i->segment);
-	keys = engine_share_keys(i->c, engine, i->d.keys);
 	i->d.buffers = NULL;
 	i->d.keys = NULL;
 	import_free(i);

@@ -16,30 +16,54 @@
 
 #define SCHEME_N (sizeof(MOONCAKE_SCHEME) - 1)
 
-static int ranges_of(const struct mooncake_buffers *b, struct ranges **ret, struct dray_err *reterr)
+/* Over RDMA each buffer has a key for each device. */
+static int count_buffers(struct remote *r, struct dray_err *reterr)
 {
-	dray_auto_free uint8_t *wire = malloc((size_t)b->n * DMSG_RANGE_SIZE);
-
-	if (!wire)
-		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a remote");
-	for (uint32_t i = 0; i < b->n; i++)
-		dmsg_range_put(wire + (size_t)i * DMSG_RANGE_SIZE,
-			       &(struct dmsg_range){ .offset = b->v[i].start,
-						     .length = b->v[i].end - b->v[i].start,
-						     .count = 1 });
-	return ranges_new(ret, wire, b->n, UINT64_MAX, reterr);
-}
-
-/* Each remote has its own copy, and over RDMA a key for each buffer and device. */
-static int count_buffers(struct remote *r, const struct mooncake_buffers *buffers,
-			 const struct rail_keys *keys, struct dray_err *reterr)
-{
-	uint32_t n = keys ? keys->n : buffers->n;
+	uint32_t n = r->engine_keys ? r->engine_keys->n : r->buffers->n;
 	int ret = owner_take(r->session->uid_owner, RESOURCE_ENGINE_BUFFERS, n, reterr);
 
 	if (ret == 0)
 		r->n_buffers = n;
 	return ret;
+}
+
+/* An engine answers most imports with the same buffers and keys: those of its last remote. */
+static void share(struct remote *r)
+{
+	struct dray_list *before = r->source_link.prev;
+	const struct remote *other = dray_container_of(before, struct remote, source_link);
+
+	if (before == &r->source->remotes)
+		return;
+	if (mooncake_buffers_same(other->buffers, r->buffers)) {
+		mooncake_buffers_unref(r->buffers);
+		r->buffers = mooncake_buffers_ref(other->buffers);
+	}
+	if (r->engine_keys && rail_keys_same(other->engine_keys, r->engine_keys)) {
+		rail_keys_unref(r->engine_keys);
+		r->engine_keys = rail_keys_ref(other->engine_keys);
+	}
+}
+
+/* buffers, keys: consumed. NULL: with reterr. */
+static struct remote *make(struct session *s, dray_handle engine, struct mooncake_buffers *buffers,
+			   struct rail_keys *keys, struct dray_err *reterr)
+{
+	struct remote *r = remote_new(s, reterr);
+
+	if (!r) {
+		mooncake_buffers_unref(buffers);
+		rail_keys_unref(keys);
+		return NULL;
+	}
+	r->buffers = buffers;
+	r->engine_keys = keys;
+	if (count_buffers(r, reterr) < 0 || remote_join_source(r, engine, true, reterr) < 0) {
+		remote_free(r);
+		return NULL;
+	}
+	share(r);
+	return r;
 }
 
 static void finish(struct pending_import *i, dray_handle engine, struct mooncake_buffers *buffers,
@@ -48,29 +72,22 @@ static void finish(struct pending_import *i, dray_handle engine, struct mooncake
 	struct session *s = i->session;
 	const struct sessions_deps *d = &s->owner->deps;
 	struct dray_err err = DRAY_ERR_NULL;
-	struct remote *r = remote_new(s, &err);
+	struct remote *r = make(s, engine, buffers, keys, &err);
 
-	if (!r || count_buffers(r, buffers, keys, &err) < 0 ||
-	    remote_join_source(r, engine, true, &err) < 0 ||
-	    ranges_of(buffers, &r->view.ranges, &err) < 0) {
-		if (r)
-			remote_free(r);
-		free(buffers);
-		rail_keys_unref(keys);
+	if (!r) {
 		mooncake_release(d->mooncake, engine);
 		session_fail(s, i->request_id, -ENOMEM, &err);
 		return;
 	}
-	r->buffers = buffers;
-	r->view.mooncake = buffers;
-	r->view.o.length = buffers->v[buffers->n - 1].end;
+	r->view.mooncake = r->buffers;
+	r->view.ranges = ranges_ref(r->buffers->ranges);
+	r->view.o.length = r->buffers->v[r->buffers->n - 1].end;
 	r->view.o.access = DMSG_ACCESS_READ | DMSG_ACCESS_WRITE;
 	pool_publish(d->pool, &r->view.o);
-	if (keys)
-		pool_keys(d->pool, OBJECT_REMOTE, r->view.o.handle, keys);
+	if (r->engine_keys)
+		pool_keys(d->pool, OBJECT_REMOTE, r->view.o.handle, r->engine_keys);
 	remote_reply_imported(r, i->request_id,
-			      keys ? DMSG_TRANSPORT_RDMA : DMSG_TRANSPORT_MOONCAKE, 0);
-	rail_keys_unref(keys);
+			      r->engine_keys ? DMSG_TRANSPORT_RDMA : DMSG_TRANSPORT_MOONCAKE, 0);
 }
 
 static void handle_imported(void *arg, const struct dray_err *err, dray_handle engine,

@@ -192,9 +192,10 @@ struct remote {
 	bool replies;       /* request_id is of the REMOTE_RELEASE to answer */
 	uint64_t request_id;
 	struct dray_list keys; /* that workers and work requests may use: rekey.c */
-	struct mooncake_buffers
-		*buffers;   /* of an engine with Mooncake: those of the view; else NULL */
-	uint32_t n_buffers; /* that are counted for the owner */
+	/* of an engine with Mooncake: one reference each, which remotes of the engine share; else NULL */
+	struct mooncake_buffers *buffers; /* those of the view */
+	struct rail_keys *engine_keys;    /* over RDMA */
+	uint32_t n_buffers;               /* that are counted for the owner */
 };
 
 /* An import or acquisition that waits for the owner's answer. */

@@ -98,7 +98,8 @@ void remote_free(struct remote *r)
 	owner_put(s->uid_owner, RESOURCE_REMOTES, 1);
 	owner_put(s->uid_owner, RESOURCE_ENGINE_BUFFERS, r->n_buffers);
 	ranges_unref(r->view.ranges);
-	free(r->buffers);
+	mooncake_buffers_unref(r->buffers);
+	rail_keys_unref(r->engine_keys);
 	remote_keys_forget(&r->keys);
 	free(r);
 }
