@@ -97,6 +97,7 @@ static void end(void)
 	struct core *c = &lab->rig.core;
 
 	transport_mooncake.deinit(c, lab->m);
+	xfer_session_deinit(&lab->session.xs);
 	close(lab->listener);
 	rig_deinit(&lab->rig);
 	rig_region_deinit(&lab->region);
