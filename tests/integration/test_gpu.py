@@ -482,7 +482,8 @@ def test_sessions_end_around_the_loss_of_a_device(gpu_agent):
 
 
 def test_hanging_gpu_keeps_memory_until_copies_end(gpu_agent):
-    """A GPU that hangs counts as lost after a second; the memory that its copies can touch is closed when they have ended."""
+    """A GPU that hangs counts as lost a second after the end of a session; the memory that its copies can touch is closed when they have
+    ended."""
     agent, gpus = gpu_agent()
     with GpuMemory(MIB, 0, noise(MIB)) as a, GpuMemory(MIB, 1) as b, dray.Memory(MIB) as host:
         with gpus.held():
@@ -506,6 +507,21 @@ def test_hanging_gpu_keeps_memory_until_copies_end(gpu_agent):
         with agent.wire() as client:
             copies(client, add_vmm(client, b), add_vmm(client, a), MIB)
             assert b.view[1:] == a.view[:-1]
+
+
+def test_transfer_is_stopped_while_the_gpu_hangs(gpu_agent):
+    """It does not wait for ever, and no answer says that the memory is not accessed any more."""
+    agent, gpus = gpu_agent({"transfer.slice_timeout": "200ms"}, watched=True)
+    with agent.wire() as client, GpuMemory(MIB, 0) as a, GpuMemory(MIB, 0) as b:
+        to, source = add_vmm(client, a), add_vmm(client, b)
+        remote = client.import_token(str(source.export()), timeout=LIMIT)
+        with gpus.held():
+            transfer = client.read(to, remote, [(0, 0, MIB)])
+            until(lambda: gpus.status.held, "a copy under way")
+            transfer.cancel()
+            expect("gpu_lost", transfer.result, LIMIT)
+            assert gpus.status.imports == 2
+    gpus.idle()
 
 
 def test_hanging_gpu_does_not_affect_unreachable_memory(gpu_agent):
@@ -564,7 +580,7 @@ def test_gpu_lost_while_a_region_is_removed(gpu_agent):
             gpus.lose(0)
             # revoked or not_found: the agent noticed the loss before
             expect(("gpu_lost", "revoked", "not_found"), lambda: client.read(more, of_lost, [(0, 0, MIB)]).result(LIMIT))
-            expect("cancelled", transfer.result, LIMIT)
+            expect("gpu_lost", transfer.result, LIMIT)
         gpus.lose(0, lost=False)
 
 

@@ -5,6 +5,7 @@
  */
 #include "agent/data/gpu_queue/gpu_queue.h"
 
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -561,7 +562,7 @@ static void lost_between_copies_of_a_slice(void **state)
 		if (stop)
 			xfer_stop(&g.rig.core, gpu_rig_xfer(&g, 0), DRAY_E_CANCELLED, NULL, false);
 		gpu_rig_until(&g, 1);
-		assert_int_equal(g.rig.ended[0].code, stop ? DRAY_E_CANCELLED : DRAY_E_GPU_LOST);
+		assert_int_equal(g.rig.ended[0].code, DRAY_E_GPU_LOST);
 		fake_gpu_hold(false);
 		gpu_rig_deinit(&g);
 	}
@@ -596,6 +597,56 @@ static void refused(void **state)
 				 g.rig.ended[i].request_id == 1 ? DRAY_E_INTERNAL : 0);
 	assert_int_equal(g.rig.n_told, 0);
 	gpu_rig_deinit(&g);
+}
+
+/* Looks at the queues once a millisecond, without waiting for that. */
+static void look(struct gpu_rig *g, unsigned times)
+{
+	struct core *c = &g->rig.core;
+
+	for (unsigned i = 0; i < times; i++) {
+		c->now_ns += DRAY_NS_PER_MS;
+		transport_gpu.tick(c, c->transport_state[1]);
+	}
+}
+
+/*
+ * A transfer that was stopped does not wait for ever for a device that hangs: this counts as lost. A device that MPS shares may be
+ * busy for any time.
+ */
+static void hangs(void **state)
+{
+	const uint64_t op[1][3] = { { 0, 0, 64 * KIB } };
+
+	for (unsigned shared = 0; shared < 2; shared++) {
+		struct gpu_rig g;
+
+		gpu_rig_init(&g, 64);
+		g.queues[0].shared = shared;
+		g.rig.core.cfg.slice_timeout_ns = 20 * (int64_t)DRAY_NS_PER_MS;
+		gpu_rig_region(&g, 0, MIB, 1);
+		fake_gpu_hold(true);
+		gpu_rig_submit(&g, 0, true, 1, 1, op, 1);
+		gpu_rig_turn(&g);
+		gpu_rig_held(1);
+		look(&g, 100);
+		assert_int_equal(g.rig.n_told, 0);
+		xfer_stop(&g.rig.core, gpu_rig_xfer(&g, 0), DRAY_E_DEADLINE, NULL, false);
+		look(&g, 10);
+		assert_int_equal(g.rig.n_told, 0);
+		assert_int_equal(g.rig.n_ended, 0);
+		look(&g, 100);
+		assert_int_equal(gpu_rig_told(&g, GPU_LOST, 0), !shared);
+		fake_gpu_hold(!shared);
+		gpu_rig_until(&g, 1);
+		/* the copies of a device that hangs may go on */
+		assert_int_equal(g.rig.ended[0].code, shared ? DRAY_E_DEADLINE : DRAY_E_GPU_LOST);
+		fake_gpu_hold(false);
+		while (!atomic_load(g.queues[0].queue[0]->done) &&
+		       !atomic_load(g.queues[0].queue[1]->done))
+			sched_yield();
+		gpu_rig_deinit(&g);
+	}
 }
 
 static void busy(struct gpu_rig *g, unsigned device)
@@ -773,6 +824,7 @@ int main(void)
 		cmocka_unit_test(lost_with_both_queues),
 		cmocka_unit_test(lost_between_copies_of_a_slice),
 		cmocka_unit_test(refused),
+		cmocka_unit_test(hangs),
 		cmocka_unit_test(ways_beside_a_busy_device),
 		cmocka_unit_test(the_load_changes),
 		cmocka_unit_test(the_other_device_is_lost),

@@ -2,9 +2,9 @@
 /*
  * Devices. The first announcement of a device, or memory on it, starts it. It stays started for gpu.idle_time without use,
  * because its context costs GPU memory, but the next engine does not wait for a start. When it is lost, its regions end.
- * The workers stop using a device that is lost or unused. A device without
- * progress counts as lost although its copies may go on. So its queues are freed first, which waits for these copies; then
- * its memory is closed. Without memory the device is stopped, and the next use starts it anew.
+ * The workers stop using a device that is lost or unused. A device without progress counts as lost if the end of a copy is
+ * waited for, although its copies may go on. So its queues are freed first, which waits for these copies; then its memory is
+ * closed. Without memory the device is stopped, and the next use starts it anew.
  */
 #include <errno.h>
 #include <inttypes.h>

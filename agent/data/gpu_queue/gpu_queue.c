@@ -52,13 +52,15 @@ struct lane {
 	uint32_t n_pieces, head, used; /* of the ring */
 	struct dray_list tasks;        /* oldest first */
 	unsigned n_tasks;
-	uint64_t submitted; /* number of the last copy */
-	uint64_t announced; /* the plug-in reports when this one is done */
-	int64_t since_ns;   /* last progress, while there are tasks */
-	int64_t checked_ns; /* the same, or when the device was asked for its health since */
-	int64_t empty_ns;   /* when all tasks should be done */
-	bool stalled;       /* the wait for the first task was noted as load */
-	bool by_host;       /* the last one goes over the host bus, which is slow */
+	uint64_t submitted;        /* number of the last copy */
+	uint64_t announced;        /* the plug-in reports when this one is done */
+	int64_t since_ns;          /* last progress, while there are tasks */
+	int64_t checked_ns;        /* the same, or when the device was asked for its health since */
+	int64_t empty_ns;          /* when all tasks should be done */
+	bool awaited;              /* gpu_await(), while there are tasks */
+	struct dray_timeout limit; /* awaited: of the time without progress */
+	bool stalled;              /* the wait for the first task was noted as load */
+	bool by_host;              /* the last one goes over the host bus, which is slow */
 };
 
 struct port {
@@ -344,7 +346,7 @@ int gpu_submit(struct core *c, unsigned device, unsigned lane, struct gpu_copy *
 	t->number = ++l->submitted;
 	if (!l->n_tasks++) {
 		l->since_ns = l->checked_ns = l->empty_ns = c->now_ns;
-		l->stalled = false;
+		l->stalled = l->awaited = false;
 	}
 	l->empty_ns = dray_max(l->empty_ns, c->now_ns) + duration(copy);
 	l->by_host = copy->route == GPU_TO_HOST || copy->route == GPU_FROM_HOST;
@@ -395,6 +397,8 @@ static bool lane_poll(struct core *c, struct lane *l)
 		}
 		l->stalled = false;
 		l->since_ns = l->checked_ns = c->now_ns;
+		if (l->awaited)
+			l->limit = dray_timeout_start(c->cfg.slice_timeout_ns);
 		any = true;
 		task_end(c, l, t, done);
 	}
@@ -521,6 +525,12 @@ bool gpu_queues_poll(struct core *c)
 	return any;
 }
 
+/* Kernels of an engine may take all of a shared device for as long as they run. */
+static bool hangs(struct lane *l, const struct port *p, int64_t now_ns)
+{
+	return l->awaited && !p->given->shared && dray_timeout_passed(&l->limit, now_ns);
+}
+
 /* Checks the device of a queue without progress. */
 static int64_t lane_tick(struct core *c, struct lane *l)
 {
@@ -533,7 +543,7 @@ static int64_t lane_tick(struct core *c, struct lane *l)
 		return c->now_ns;
 	if (c->now_ns - l->checked_ns >= CHECK_NS) {
 		l->checked_ns = c->now_ns;
-		if (p->given->ops->check(l->queue) < 0) {
+		if (p->given->ops->check(l->queue) < 0 || hangs(l, p, c->now_ns)) {
 			port_lost(c, l->device);
 			return c->now_ns;
 		}
@@ -626,6 +636,16 @@ static bool wait_for(struct core *c, struct port *p, struct lane *l, const struc
 			port_lost(c, t->device);
 	}
 	return true;
+}
+
+void gpu_await(struct core *c, const struct gpu_task *t)
+{
+	struct lane *l = &c->gpu->ports[t->device].lanes[t->lane];
+
+	if (l->awaited)
+		return;
+	l->awaited = true;
+	l->limit = dray_timeout_start(c->cfg.slice_timeout_ns);
 }
 
 void gpu_finish(struct core *c, struct gpu_task *t)

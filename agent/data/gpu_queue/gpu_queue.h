@@ -58,6 +58,11 @@ void gpu_watch(struct core *c, unsigned device);
 bool gpu_row_by_engines(struct core *c, unsigned device, enum gpu_route route, uint64_t bytes,
 			uint32_t pieces);
 
+/*
+ * The task, which is in flight, was stopped: if its queue makes no progress for transfer.slice_timeout, the device counts as lost,
+ * unless MPS shares it.
+ */
+void gpu_await(struct core *c, const struct gpu_task *t);
 /* Blocks until the task is done or its device lost, at most a second, and runs done(). */
 void gpu_finish(struct core *c, struct gpu_task *t);
 

@@ -415,6 +415,11 @@ void xfer_slice_done(struct core *c, struct slice *s, uint32_t code, const char 
 	} else if (x->state != XFER_STOPPING) {
 		/* x->slices still counts this slice, so xfer_stop() cannot end the transfer */
 		xfer_stop(c, x, code, detail, false);
+	} else if (code == DRAY_E_GPU_LOST &&
+		   (x->code == DRAY_E_CANCELLED || x->code == DRAY_E_DEADLINE)) {
+		/* the device may still access the memory, which those two rule out */
+		x->code = code;
+		x->detail = detail;
 	}
 	if (--x->slices)
 		return;

@@ -747,6 +747,8 @@ void gpu_relay_stop(struct core *c, struct gpu_path *p, const struct xfer *x, bo
 			continue;
 		if (j->busy && urgent)
 			gpu_finish(c, &j->task);
+		else if (j->busy)
+			gpu_await(c, &j->task);
 		if (!j->busy)
 			job_end(c, j, DRAY_E_CANCELLED);
 	}

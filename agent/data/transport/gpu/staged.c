@@ -227,6 +227,8 @@ void gpu_staged_stop(struct core *c, struct gpu_path *p, const struct xfer *x, b
 			continue;
 		if (j->busy && urgent)
 			gpu_finish(c, &j->task);
+		else if (j->busy)
+			gpu_await(c, &j->task);
 		if (!j->busy)
 			job_end(j, DRAY_E_CANCELLED);
 	}

@@ -294,6 +294,12 @@ void stage_copy(struct core *c, struct stage_buffer *b, unsigned device, bool to
 		dray_list_add(ret == -EAGAIN ? &st->starved : &st->failed, &b->copy_link);
 }
 
+void stage_await(struct core *c, const struct stage_buffer *b)
+{
+	if (b->busy && dray_list_empty(&b->copy_link))
+		gpu_await(c, &b->task);
+}
+
 void stage_finish(struct core *c, struct stage_buffer *b)
 {
 	if (!b->busy)

@@ -49,10 +49,13 @@ static void buffer_ready(struct core *c, struct stage_waiter *w)
 	requeue(dray_container_of(w, struct serve, waiter));
 }
 
-static void chunks_finish(struct serve_frame *f)
+static void chunks_stop(struct serve_frame *f, bool urgent)
 {
 	dray_list_for_each(&f->chunks, b, struct stage_buffer, link)
-		stage_finish(serve_core(f->serve), b);
+		if (urgent)
+			stage_finish(serve_core(f->serve), b);
+		else
+			stage_await(serve_core(f->serve), b);
 }
 
 static void chunk_release(struct serve *v)
@@ -561,7 +564,7 @@ void tcp_serve_close(struct tcp_stream *s, bool reset, bool report)
 
 		f->taken = true;
 		serve_found_free(f);
-		chunks_finish(f);
+		chunks_stop(f, true);
 		serve_chunks_release(f);
 		serve_frame_release(f);
 	}
@@ -590,8 +593,7 @@ static void frame_drop(struct serve_frame *f, const struct object *o)
 	/* Copies in flight may end, but the frame waits for no further buffers, and no further head announces its memory. */
 	if (v->rx == f || f->base)
 		fail(f, grant_drop_code(o));
-	if (o->drop_mode == DROP_URGENT)
-		chunks_finish(f);
+	chunks_stop(f, o->drop_mode == DROP_URGENT);
 	serve_frame_release(f);
 	if (f->host && serve_sending(v) == f)
 		tcp_serve_close(&v->s, true, true);
