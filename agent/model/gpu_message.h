@@ -69,7 +69,7 @@ struct gpu_queues {
 	unsigned device;
 	bool rdma_ordered; /* writes of RDMA devices to it need no flush */
 	uint32_t peers; /* mask of devices that it reaches directly and that reach it, itself too */
-	/* by enum gpu_lane. Without queues of their own, engines use those of kernels; without a probe nothing is measured */
+	/* by enum gpu_lane; without a probe nothing is measured */
 	struct gpu_queue *queue[GPU_LANE_N];
 	struct dray_piece
 		*pieces[GPU_LANE_COPY_N];   /* pinned room for the pieces of copies in flight */

@@ -33,7 +33,6 @@ _Static_assert(sizeof(struct copy_piece) == sizeof(struct dray_piece),
 #define BATCH_MAX 2u
 
 #define DONE_BYTES 4096u
-#define LOST_WAIT_NS 20000000 /* for a worker, which must not block */
 /* After a loss, for copies that the driver no longer reports on. */
 #define END_WAIT_NS INT64_C(2000000000)
 #define END_LOOK_NS 1000000
@@ -66,8 +65,7 @@ struct queue {
 	void *control;                /* struct copy_control, in GPU memory */
 	uint64_t *done;
 	uint64_t submitted;
-	bool loss_awaited; /* after the loss, copies in flight were waited for */
-	bool overlap;      /* a kernel may start before the previous one has ended */
+	bool overlap; /* a kernel may start before the previous one has ended */
 	struct shape shapes[GPU_ROUTE_N];
 	unsigned next_waiter;
 	struct waiters *waiters;
@@ -123,18 +121,10 @@ static bool is_settled(const struct queue *q)
 	       atomic_load(q->head.done) >= q->submitted;
 }
 
-/*
- * Marks the queue as lost. A fault of one device makes the driver refuse the whole process while kernels of other
- * devices still run, so this waits once for copies in flight, for as long as a worker may.
- */
+/* Marks the queue as lost. Copies in flight may go on until queue_end(). */
 static int queue_lost(struct queue *q)
 {
-	int64_t until = dray_now().ns + LOST_WAIT_NS;
-
 	cuda_lost(q->context);
-	while (!q->loss_awaited && !is_settled(q) && dray_now().ns < until)
-		;
-	q->loss_awaited = true;
 	waiters_end(q->waiters);
 	return -EIO;
 }

@@ -114,9 +114,11 @@ static void set_up(void)
 	dray_assert(xfer_session_init(&h.core, &h.session, SESSION, &h.shared) == 0);
 	h.queue.done = &h.done;
 	h.queues = (struct gpu_queues){
-		.ops = &plugin, .peers = 1, .queue = { &h.queue, &h.queue }, .n_pieces = PIECES
+		.ops = &plugin, .peers = 1, .n_pieces = PIECES, .n_engine_pieces = PIECES
 	};
-	for (unsigned i = 0; i < 2; i++)
+	for (unsigned i = 0; i < GPU_LANE_COPY_N; i++)
+		h.queues.queue[i] = &h.queue;
+	for (unsigned i = 0; i < GPU_LANE_COPY_N; i++)
 		h.queues.pieces[i] = malloc(PIECES * sizeof(struct dray_piece));
 	transport_gpu.message(c, c->transport_state[0],
 			      &(struct transport_message){ .type = GPU_UP, .arg = &h.queues });

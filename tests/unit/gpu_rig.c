@@ -72,7 +72,7 @@ static void rig_make(struct gpu_rig *g, uint32_t pieces, unsigned lanes)
 
 void gpu_rig_init(struct gpu_rig *g, uint32_t pieces)
 {
-	rig_make(g, pieces, GPU_LANE_ENGINE);
+	rig_make(g, pieces, GPU_LANE_COPY_N);
 }
 
 void gpu_rig_init_watched(struct gpu_rig *g, uint32_t pieces)

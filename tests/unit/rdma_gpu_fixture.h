@@ -65,11 +65,14 @@ static inline void device_up(void)
 
 	assert_int_equal(gpu_plugin_ops.open(&gpu.plugin, &err), 0);
 	assert_int_equal(gpu_plugin_ops.start(gpu.plugin, 0, &bytes, &peers, &err), 0);
-	gpu.queues = (struct gpu_queues){
-		.ops = &gpu_plugin_ops, .plugin = gpu.plugin, .peers = 1, .n_pieces = PIECES
-	};
-	for (unsigned k = 0; k < 2; k++) {
-		struct gpu_queue_spec spec = { .latency = k == DMSG_CLASS_LATENCY, .share = 100 };
+	gpu.queues = (struct gpu_queues){ .ops = &gpu_plugin_ops,
+					  .plugin = gpu.plugin,
+					  .peers = 1,
+					  .n_pieces = PIECES,
+					  .n_engine_pieces = PIECES };
+	for (unsigned k = 0; k < GPU_LANE_COPY_N; k++) {
+		struct gpu_queue_spec spec = { .latency = k % GPU_LANE_ENGINE == DMSG_CLASS_LATENCY,
+					       .share = 100 };
 
 		assert_int_equal(
 			gpu_plugin_ops.queue_new(gpu.plugin, &spec, &gpu.queues.queue[k], &err), 0);
@@ -200,7 +203,7 @@ static inline int gpu_teardown(void **state)
 	teardown(state);
 	gpu_plugin_ops.host_free(gpu.plugin, gpu.staging.base);
 	gpu_plugin_ops.release(gpu.import);
-	for (unsigned k = 0; k < 2; k++) {
+	for (unsigned k = 0; k < GPU_LANE_COPY_N; k++) {
 		gpu_plugin_ops.queue_free(gpu.queues.queue[k]);
 		gpu_plugin_ops.host_free(gpu.plugin, gpu.queues.pieces[k]);
 	}

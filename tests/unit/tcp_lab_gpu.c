@@ -65,9 +65,10 @@ void lab_gpu_start(struct lab_side *s)
 	g->queues = (struct gpu_queues){ .ops = &gpu_plugin_ops,
 					 .device = LAB_GPU,
 					 .peers = 1u << LAB_GPU,
-					 .n_pieces = PIECES };
-	for (unsigned i = 0; i < 2; i++) {
-		spec.latency = i == DMSG_CLASS_LATENCY;
+					 .n_pieces = PIECES,
+					 .n_engine_pieces = PIECES };
+	for (unsigned i = 0; i < GPU_LANE_COPY_N; i++) {
+		spec.latency = i % GPU_LANE_ENGINE == DMSG_CLASS_LATENCY;
 		lab_check(gpu_plugin_ops.queue_new(plugin(), &spec, &g->queues.queue[i], &err) ==
 			  0);
 		lab_check(gpu_plugin_ops.host_alloc(plugin(), PIECES * sizeof(struct dray_piece),
@@ -91,7 +92,7 @@ void lab_gpu_stop(struct lab_side *s)
 	/* Every copy belonged to a transfer or frame that has ended. */
 	lab_check(g->n_gone == 1);
 	gpu_plugin_ops.release(g->import);
-	for (unsigned i = 0; i < 2; i++) {
+	for (unsigned i = 0; i < GPU_LANE_COPY_N; i++) {
 		gpu_plugin_ops.queue_free(g->queues.queue[i]);
 		gpu_plugin_ops.host_free(plugin(), g->queues.pieces[i]);
 	}

@@ -82,9 +82,7 @@ struct gpu_worker {
 
 static struct lane *lane_of(const struct core *c, unsigned device, unsigned lane)
 {
-	struct port *p = &c->gpu->ports[device];
-
-	return &p->lanes[p->lanes[lane].queue ? lane : lane % GPU_LANE_ENGINE];
+	return &c->gpu->ports[device].lanes[lane];
 }
 
 static bool is_kernels(const struct core *c, const struct lane *l)
@@ -188,8 +186,6 @@ void gpu_queues_up(struct core *c, const struct gpu_queues *q)
 		struct lane *l = &p->lanes[k];
 
 		l->queue = q->queue[k];
-		if (!l->queue)
-			continue;
 		l->pieces = q->pieces[k];
 		l->n_pieces = k < GPU_LANE_ENGINE ? q->n_pieces : q->n_engine_pieces;
 		l->head = l->used = 0;
@@ -231,10 +227,9 @@ static void port_lost(struct core *c, unsigned device)
 		return;
 	p->lost = true;
 	tell(c, GPU_LOST, device);
-	/* all queues: the plug-in releases waiters and waits briefly for copies in flight */
+	/* all queues: the plug-in releases their waiters */
 	for (unsigned k = 0; k < GPU_LANE_COPY_N; k++)
-		if (p->lanes[k].queue)
-			p->given->ops->check(p->lanes[k].queue);
+		p->given->ops->check(p->lanes[k].queue);
 }
 
 int gpu_flush_rdma(struct core *c, unsigned device)
