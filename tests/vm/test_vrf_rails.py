@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rails whose netdevs are ports of VRFs. Soft-RoCE receives nothing on such a netdev, so the paths are looked at, and no bytes move."""
+"""Rails whose netdevs are ports of VRFs. Soft-RoCE receives nothing on such a netdev, so queue pairs are connected, and no bytes move."""
 
 import pytest
 from conftest import Rail, listed, run, write
@@ -41,11 +41,13 @@ def vrf_rail(rdma_lab):
 def test_reached_by_the_table_of_its_vrf(rdma_lab, vrf_rail, family):
     agents = [rdma_lab.agent(side, [vrf_rail], rdma__gid_family=family) for side in (0, 1)]
     with Side(agents[0], MIB) as here, Side(agents[1], MIB) as there:
-        here.reach(there)
+        remote = here.reach(there)
         until(lambda: listed(agents[0], "paths"), "a path")
         (path,) = listed(agents[0], "paths")
         ends = [a.partition("/")[0] for a in ADDRESSES[family]]
         assert [path["gid"], path["to_gid"]] == ends
         assert path["reason"] == f"same subnet on {vrf_rail.netdev[0]}, {ends[1]}"
+        here.client.write(here.region, remote, [(0, 0, 64)])
+        until(lambda: listed(agents[0], "paths")[0]["state"] == "up", "queue pairs")
     for agent in agents:
         agent.stop()
