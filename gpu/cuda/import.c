@@ -246,7 +246,7 @@ static int vmm_map(struct gpu_import *i, CUmemGenericAllocationHandle handle,
 	if (r == cudaErrorInvalidValue && i->reserved && i->reserved < vmm_most(i, granularity))
 		return dray_err_set(reterr, -EINVAL, DRAY_E_GPU_HANDLE,
 				    "the VMM allocation has none of the sizes from %llu to %llu "
-				    "bytes: send its size with the descriptor",
+				    "bytes: send its size with the descriptor, or a shorter extent",
 				    (unsigned long long)spec->bytes,
 				    (unsigned long long)i->reserved);
 	if (r == cudaErrorInvalidValue)

@@ -284,8 +284,7 @@ static void vmm(struct importer *m)
 	begin = lab_seconds();
 	r = m->l->ops->import(m->l->plugin, &spec, &i, &address, &bytes, &err);
 	snprintf(detail, sizeof(detail), "%.0f ms", (lab_seconds() - begin) * 1e3);
-	report(m, r < 0 && err.code == DRAY_E_REGION_TOO_SMALL, "vmm: a larger size is refused",
-	       detail);
+	report(m, r < 0 && err.code == DRAY_E_GPU_HANDLE, "vmm: a larger size is refused", detail);
 	spec.bytes = a.bytes;
 	if (m->l->n > 1) {
 		err = DRAY_ERR_NULL;
