@@ -1170,6 +1170,10 @@ static void test_write_that_ends_after_the_disk_has_returned(void **state)
 	sem_post(&go_on);
 	assert_int_equal(finish(1), DISK_DOWN);
 	assert_int_equal(rig.state, DISK_STATE_OK);
+	/* the blocks of both return without a further request */
+	for (unsigned i = 0; i < 1000 && disk_info(rig.disk).bytes; i++)
+		turn();
+	assert_int_equal(disk_info(rig.disk).bytes, 0);
 	assert_int_equal(put(1, 2, 5000), DISK_OK);
 	restart();
 	assert_int_equal(rig.found, 1);

@@ -129,6 +129,8 @@ void commit_fail(struct disk *d, struct disk_request *r)
 		d->refused = dray_max(d->refused, disk_blocks(r->at.bytes));
 	if (!orphan_add(d, r->key, r->key_bytes, r->segment, &r->at))
 		let_go(d, r);
+	/* a write that began before the disk failed may end when it can be written again */
+	commit_kick(d);
 	disk_complete(r, DISK_DOWN);
 }
 
