@@ -301,11 +301,9 @@ void tier_clean(struct store_space *sp)
 		/* so that the next victim is another one */
 		item_hold(o);
 		looked[n++] = o;
-		if (!tier_is_dirty(o))
-			continue;
-		if (!work_write(o))
-			break;
-		disk_part(o)->cleaned = true;
+		/* an owner whose share of what may wait is used holds up no other one */
+		if (tier_is_dirty(o) && work_write(o))
+			disk_part(o)->cleaned = true;
 	}
 	while (n)
 		item_return(looked[--n]);
