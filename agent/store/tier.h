@@ -39,7 +39,8 @@ struct tier {
 	/* of work.c */
 	struct queue reads, others;
 	struct dray_list readers; /* struct store_member, with objects that are to be read */
-	uint64_t served; /* owner_account.store_read of the owner that was served last, before that */
+	uint64_t served; /* owner_account.store_read of the owner served last, as it was before that read */
+	bool unused;         /* a member without references waits for store_sweep() */
 	uint64_t turn_bytes; /* that the disk reads in a turn, by the rate that it has learned so far */
 	struct dray_list parts; /* the others */
 	struct dray_list ops;   /* in flight */

@@ -95,8 +95,8 @@ static void reader_take(struct tier *t, struct disk_part *p)
 	m->account->store_read += work_bytes(p);
 	if (m->turns.n)
 		dray_list_add(&t->readers, &m->reader);
-	else
-		m->refs--;
+	else if (!--m->refs)
+		t->unused = true;
 }
 
 /* The first one of its queue. */
@@ -415,6 +415,7 @@ static void pump(struct store *s)
 	struct tier *t = s->tier;
 	/* Works go on beside what is ended and evicted. */
 	unsigned part = TURN_MAX / 2, turn = TURN_MAX - part;
+	bool unused;
 	struct op *op;
 
 	end_writes(s, &part);
@@ -430,6 +431,12 @@ static void pump(struct store *s)
 		else
 			disk_remove(t->disk, &op->request);
 	}
+	pthread_mutex_lock(&s->lock);
+	unused = t->unused;
+	t->unused = false;
+	pthread_mutex_unlock(&s->lock);
+	if (unused)
+		store_sweep(s);
 }
 
 static void on_kick(struct dray_job *j)
