@@ -236,7 +236,6 @@ static struct dmsg_store_result pin(struct store_user *u, struct store_member *m
 		r.status = DMSG_STORE_STATUS_TOO_LARGE;
 		return r;
 	}
-	/* without memory the object may be gone afterwards */
 	r.status = item_fetch(o, share, e);
 	if (r.status == DMSG_STORE_STATUS_BUSY)
 		r.wait_ms = u->store->cfg.retry_ms;
@@ -345,7 +344,7 @@ static struct dmsg_store_place read_one(struct store_user *u, struct store_membe
 	}
 	p.status = DMSG_STORE_STATUS_BUSY;
 	p.wait_ms = u->store->cfg.retry_ms;
-	/* the answer does not wait for the disk, and without memory the object may be gone */
+	/* the answer does not wait for the disk */
 	if (!o->resident || o->loading || o->unread) {
 		item_fetch(o, share, e);
 		return p;

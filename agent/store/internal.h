@@ -320,7 +320,6 @@ void item_leave_memory(struct store_object *o, bool evicted);
 /*
  * A live object is in memory, or gets a place there, where it is held until work.c has read it; also if that has failed before. share: of
  * the batch it is read for.
- * not_found: there was no memory, and the object is freed unless it is held.
  */
 enum dmsg_store_status item_fetch(struct store_object *o, struct turns_share *share,
 				  struct store_effort *e);
@@ -341,7 +340,7 @@ static inline bool effort_evicts(struct store_effort *e)
 
 /*
  * A live object that is only on disk gets a place in memory and is read, if there is room without an eviction. not_tried: there is
- * none; busy: too much is being read; too_large: its owner has none; not_found: there was no memory, and the object is freed.
+ * none; busy: too much is being read; too_large: its owner has none.
  */
 enum dmsg_store_status item_load_spare(struct store_object *o, struct turns_share *share);
 /* A client here has stored or pinned it: it is no mere copy of another agent's any more. */

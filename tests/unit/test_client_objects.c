@@ -670,7 +670,6 @@ int main(void)
 		TEST(blocking_calls_keep_the_wake_up),
 		TEST(late_answers_are_undone),
 		TEST(leases_that_nobody_sees_end),
-		TEST(late_answers_are_undone),
 		TEST(memory_of_a_lost_agent_stays_until_its_leases_end),
 		TEST(groups_share_regions),
 		TEST(busy_requests_are_retried),

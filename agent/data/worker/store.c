@@ -653,7 +653,7 @@ static void places_count(struct core *c, const struct dmsg_store_place *places, 
 	for (uint32_t i = 0; i < n; i++) {
 		hits += places[i].status != DMSG_STORE_STATUS_NOT_FOUND;
 		busy += places[i].status == DMSG_STORE_STATUS_BUSY;
-		bytes += places[i].length;
+		bytes += places[i].status == DMSG_STORE_STATUS_OK ? places[i].length : 0;
 	}
 	core_count(c->counters, DRAY_METRIC_STORE_HITS_TOTAL, hits);
 	core_count(c->counters, DRAY_METRIC_STORE_MISSES_TOTAL, n - hits);

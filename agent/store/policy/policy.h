@@ -5,7 +5,7 @@
  *
  * A victim stays in the policy until it is removed. An object that must not be evicted now, because a client reads it,
  * is held: it is no victim until it is released. Each call takes O(1) or O(log n), some only on average, and only
- * policy_add() allocates. One thread.
+ * policy_add() and policy_move() allocate. One thread.
  */
 #pragma once
 
