@@ -225,9 +225,9 @@ static void links_are_not_followed(void **state)
 static void impossible_places_are_explained(void **state)
 {
 	cm_file_write(dir, "a", "a file");
-	refused(-ENOTDIR, DRAY_E_IO, "Not a directory");
+	refused(-ENOTDIR, DRAY_E_DENIED, "Not a directory; set agent.state_dir");
 	snprintf(state_dir, sizeof(state_dir), "%s/a", dir);
-	refused(-ENOTDIR, DRAY_E_IO, "Not a directory");
+	refused(-ENOTDIR, DRAY_E_DENIED, "Not a directory; set agent.state_dir");
 }
 
 /*
