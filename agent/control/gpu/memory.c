@@ -304,7 +304,9 @@ static void owner_next(struct gpus *g, const void *owner)
 	dray_list_for_each(&g->memories, m, struct gpu_memory, link)
 		if (m->owner == owner && m->state == MEMORY_WAITING) {
 			step_or_refuse(m);
-			return;
+			/* one whose device is not ready yet holds up no other */
+			if (m->state != MEMORY_WAITING)
+				return;
 		}
 }
 
