@@ -599,6 +599,46 @@ static void refused(void **state)
 	gpu_rig_deinit(&g);
 }
 
+static unsigned refused_part;
+
+static int refuse_part(struct gpu_queue *q, const struct gpu_copy *copy)
+{
+	int r;
+
+	/* an announcement has no pieces */
+	fake_gpu_refuse(copy->n && n_submitted++ == refused_part);
+	r = gpu_plugin_ops.submit(q, copy);
+	fake_gpu_refuse(false);
+	return r;
+}
+
+/* A slice of several copies fails, whichever of them the driver refuses. */
+static void refused_part_of_a_slice(void **state)
+{
+	const uint64_t op[][3] = { { 0, 0, 4096 },
+				   { 64 * KIB, 64 * KIB, 3 * MIB },
+				   { 5 * MIB, 5 * MIB, 4096 } };
+	struct gpu_plugin_ops ops = gpu_plugin_ops;
+
+	ops.submit = refuse_part;
+	for (refused_part = 0; refused_part < DRAY_ARRAY_SIZE(op); refused_part++) {
+		struct gpu_rig g;
+
+		gpu_rig_init(&g, 64);
+		gpu_rig_region(&g, 0, 8 * MIB, 1);
+		gpu_rig_region(&g, -1, 8 * MIB, 1);
+		gpu_rig_pin(&g, &g.regions[1].region);
+		g.queues[0].ops = &ops;
+		n_submitted = 0;
+		gpu_rig_submit(&g, 0, true, 1, 2, op, DRAY_ARRAY_SIZE(op));
+		gpu_rig_until(&g, 1);
+		assert_int_equal(n_submitted, DRAY_ARRAY_SIZE(op));
+		assert_int_equal(g.rig.ended[0].code, DRAY_E_INTERNAL);
+		g.queues[0].ops = &gpu_plugin_ops;
+		gpu_rig_deinit(&g);
+	}
+}
+
 /* Looks at the queues once a millisecond, without waiting for that. */
 static void look(struct gpu_rig *g, unsigned times)
 {
@@ -824,6 +864,7 @@ int main(void)
 		cmocka_unit_test(lost_with_all_queues),
 		cmocka_unit_test(lost_between_copies_of_a_slice),
 		cmocka_unit_test(refused),
+		cmocka_unit_test(refused_part_of_a_slice),
 		cmocka_unit_test(hangs),
 		cmocka_unit_test(ways_beside_a_busy_device),
 		cmocka_unit_test(the_load_changes),

@@ -468,8 +468,12 @@ static bool batch_send(struct core *c, struct gpu_transport *g, struct gpu_path 
 		/* with a copy in flight it ends after that one */
 		if (part && !p->carrier)
 			gpu_slice_over(g, dray_take(p->open), DRAY_E_GPU_LOST);
+		else if (part)
+			p->open->end_code = DRAY_E_GPU_LOST;
 		return false;
 	}
+	if (part && b->task.refused)
+		p->open->end_code = DRAY_E_INTERNAL;
 	if (part)
 		p->carrier = b;
 	dray_list_move(&p->batches, &b->link);
