@@ -306,6 +306,48 @@ static void buffers_of_a_lost_device(void **state)
 	}
 }
 
+static unsigned n_copied;
+
+static void note(struct core *c, struct stage_buffer *b)
+{
+	n_copied++;
+}
+
+/* A stopped copy for which the queue has no room ends at once: it would wait for copies that nobody has stopped. */
+static void stopped_before_its_copy(void **state)
+{
+	enum { PIECES = 8 };
+	struct stage_buffer *b[2];
+	struct gpu_rig g;
+	struct core *c = &g.rig.core;
+
+	begin(&g, 0, PIECES);
+	fake_gpu_hold(true);
+	n_copied = 0;
+	for (unsigned i = 0; i < 2; i++) {
+		b[i] = stage_get(c, STAGE_OWN, DMSG_CLASS_BULK, NULL);
+		for (unsigned k = 0; k < PIECES; k++)
+			b[i]->ranges[k] = (struct iovec){
+				(uint8_t *)g.regions[0].region.view->extents[0].base + k * 8 * KIB,
+				4 * KIB
+			};
+		b[i]->n_ranges = PIECES;
+		b[i]->bytes = PIECES * 4 * KIB;
+		stage_copy(c, b[i], 0, false, note);
+	}
+	stage_await(c, b[1]);
+	assert_int_equal(n_copied, 1);
+	assert_false(b[1]->busy);
+	assert_int_equal(b[1]->code, DRAY_E_CANCELLED);
+	fake_gpu_hold(false);
+	while (n_copied < 2)
+		gpu_rig_turn(&g);
+	assert_int_equal(b[0]->code, 0);
+	for (unsigned i = 0; i < 2; i++)
+		stage_put(c, b[i]);
+	gpu_rig_deinit(&g);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -316,6 +358,7 @@ int main(void)
 		cmocka_unit_test(ends_early),
 		cmocka_unit_test(waits_for_a_buffer),
 		cmocka_unit_test(buffers_of_a_lost_device),
+		cmocka_unit_test(stopped_before_its_copy),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -57,8 +57,8 @@ struct lane {
 	int64_t since_ns;          /* last progress, while there are tasks */
 	int64_t checked_ns;        /* the same, or when the device was asked for its health since */
 	int64_t empty_ns;          /* when all tasks should be done */
-	bool awaited;              /* gpu_await(), while there are tasks */
-	struct dray_timeout limit; /* awaited: of the time without progress */
+	uint64_t awaited;          /* number of the last copy of gpu_await() */
+	struct dray_timeout limit; /* until it is done: of the time without progress */
 	bool stalled;              /* the wait for the first task was noted as load */
 	bool by_host;              /* the last one goes over the host bus, which is slow */
 };
@@ -191,6 +191,7 @@ void gpu_queues_up(struct core *c, const struct gpu_queues *q)
 		l->head = l->used = 0;
 		l->submitted = l->announced =
 			atomic_load_explicit(l->queue->done, memory_order_acquire);
+		l->awaited = 0;
 	}
 }
 
@@ -341,7 +342,7 @@ int gpu_submit(struct core *c, unsigned device, unsigned lane, struct gpu_copy *
 	t->number = ++l->submitted;
 	if (!l->n_tasks++) {
 		l->since_ns = l->checked_ns = l->empty_ns = c->now_ns;
-		l->stalled = l->awaited = false;
+		l->stalled = false;
 	}
 	l->empty_ns = dray_max(l->empty_ns, c->now_ns) + duration(copy);
 	l->by_host = copy->route == GPU_TO_HOST || copy->route == GPU_FROM_HOST;
@@ -375,6 +376,13 @@ static void task_end(struct core *c, struct lane *l, struct gpu_task *t, bool do
 	t->done(c, t, code);
 }
 
+/* By the time of the turn, as the looks at it. */
+static void limit_start(const struct core *c, struct lane *l)
+{
+	l->limit = (struct dray_timeout){ .limit_ns = c->cfg.slice_timeout_ns,
+					  .checked_ns = c->now_ns };
+}
+
 static bool lane_poll(struct core *c, struct lane *l)
 {
 	const struct port *p = &c->gpu->ports[l->device];
@@ -392,8 +400,7 @@ static bool lane_poll(struct core *c, struct lane *l)
 		}
 		l->stalled = false;
 		l->since_ns = l->checked_ns = c->now_ns;
-		if (l->awaited)
-			l->limit = dray_timeout_start(c->cfg.slice_timeout_ns);
+		limit_start(c, l);
 		any = true;
 		task_end(c, l, t, done);
 	}
@@ -523,7 +530,8 @@ bool gpu_queues_poll(struct core *c)
 /* Kernels of an engine may take all of a shared device for as long as they run. */
 static bool hangs(struct lane *l, const struct port *p, int64_t now_ns)
 {
-	return l->awaited && !p->given->shared && dray_timeout_passed(&l->limit, now_ns);
+	return l->awaited > atomic_load_explicit(l->queue->done, memory_order_relaxed) &&
+	       !p->given->shared && dray_timeout_passed(&l->limit, now_ns);
 }
 
 /* Checks the device of a queue without progress. */
@@ -637,10 +645,9 @@ void gpu_await(struct core *c, const struct gpu_task *t)
 {
 	struct lane *l = &c->gpu->ports[t->device].lanes[t->lane];
 
-	if (l->awaited)
-		return;
-	l->awaited = true;
-	l->limit = dray_timeout_start(c->cfg.slice_timeout_ns);
+	if (l->awaited <= atomic_load_explicit(l->queue->done, memory_order_relaxed))
+		limit_start(c, l);
+	l->awaited = dray_max(l->awaited, t->number);
 }
 
 void gpu_finish(struct core *c, struct gpu_task *t)

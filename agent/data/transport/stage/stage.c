@@ -294,10 +294,14 @@ void stage_copy(struct core *c, struct stage_buffer *b, unsigned device, bool to
 		dray_list_add(ret == -EAGAIN ? &st->starved : &st->failed, &b->copy_link);
 }
 
-void stage_await(struct core *c, const struct stage_buffer *b)
+void stage_await(struct core *c, struct stage_buffer *b)
 {
-	if (b->busy && dray_list_empty(&b->copy_link))
+	if (!b->busy)
+		return;
+	if (dray_list_empty(&b->copy_link))
 		gpu_await(c, &b->task);
+	else
+		finished(c, b, DRAY_E_CANCELLED);
 }
 
 void stage_finish(struct core *c, struct stage_buffer *b)

@@ -106,8 +106,8 @@ void stage_wait(struct core *c, struct stage_waiter *w, enum stage_use use, enum
 void stage_copy(struct core *c, struct stage_buffer *b, unsigned device, bool to_gpu,
 		void (*done)(struct core *c, struct stage_buffer *b));
 
-/* The copy of a busy buffer was stopped: it ends as after gpu_await(). */
-void stage_await(struct core *c, const struct stage_buffer *b);
+/* The copy of a busy buffer was stopped: done() runs within the call with CANCELLED if no byte has moved, else as after gpu_await(). */
+void stage_await(struct core *c, struct stage_buffer *b);
 /*
  * For urgent stops: when this returns, done() of a busy buffer has run and no byte moves any more.
  * CANCELLED: no byte had moved. Takes at most as long as gpu_finish().
