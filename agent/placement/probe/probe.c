@@ -87,9 +87,10 @@ static int next_address(struct probe *p, struct dray_err *reterr)
 		p->awaited = "connection";
 		arm(p);
 		r = p->ops->try_address(p, a, &why);
+		/* the last address decides: one that is tried may fail by itself */
+		p->result.lacking = dray_is_own_lack(r);
 		if (r == 0)
 			return 0;
-		p->result.lacking |= dray_is_own_lack(r);
 		stop_attempt(p);
 		*reterr = why;
 	}
