@@ -481,7 +481,9 @@ static int nested_check(struct config *c)
 		dray_auto_free char *in_text = NULL;
 		dray_auto_free char *out_text = NULL;
 
-		if (number_of(c, in) <= number_of(c, out) || c->origin[in].source == CONFIG_DEFAULT)
+		/* 0: what it limits is off */
+		if (number_of(c, in) <= number_of(c, out) || !number_of(c, out) ||
+		    c->origin[in].source == CONFIG_DEFAULT)
 			continue;
 		in_text = config_value_text(&c->v, in);
 		out_text = config_value_text(&c->v, out);
@@ -507,8 +509,11 @@ static int metadata_use_check(struct config *c)
 	return warn_unused(c, KEY(MOONCAKE_METADATA), "mooncake.listen or mooncake.import");
 }
 
-static int disk_use_check(struct config *c)
+static int store_use_check(struct config *c)
 {
+	if (*c->v.store.directory && !c->v.limits.store_bytes &&
+	    warn_unused(c, KEY(STORE_DIRECTORY), "limits.store_bytes, the memory of the store") < 0)
+		return -ENOMEM;
 	if (*c->v.store.disk_dir && !c->v.limits.store_bytes)
 		return warn_unused(c, KEY(STORE_DISK_DIR),
 				   "limits.store_bytes, the memory of the store");
@@ -548,7 +553,8 @@ static int largest_object_check(struct config *c)
 		char most[32], fits[32];
 
 		/* 0: none is wanted */
-		if (!share || share >= largest)
+		if (!share || share >= largest ||
+		    (all == KEY(LIMITS_STORE_DISK_BYTES) && !*c->v.store.disk_dir))
 			continue;
 		if (config_warn(
 			    c,
@@ -594,7 +600,7 @@ static int contradictions_check(struct config *c, struct dray_err *reterr)
 static int effects_check(struct config *c, struct dray_err *reterr)
 {
 	if (nested_check(c) < 0 || metadata_use_check(c) < 0 || put_at_peer_check(c) < 0 ||
-	    disk_use_check(c) < 0 || largest_object_check(c) < 0)
+	    store_use_check(c) < 0 || largest_object_check(c) < 0)
 		return config_no_memory(reterr);
 	return 0;
 }
