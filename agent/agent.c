@@ -58,13 +58,18 @@ static int check_control_group(const struct dray_config *cfg, struct dray_err *r
 	return unix_listener_group_parse("control", cfg->control.group, &group, reterr);
 }
 
+static int check_directory(const struct dray_config *cfg, struct dray_err *reterr)
+{
+	return cfg->limits.store_bytes ? directory_files_check(cfg, reterr) : 0;
+}
+
 int agent_check(const struct dray_config *cfg, FILE *out)
 {
 	static int (*const checks[])(const struct dray_config *cfg, struct dray_err *reterr) = {
 		check_keys,
 		check_data_group,
 		check_control_group,
-		directory_files_check,
+		check_directory,
 	};
 	int ret = 0;
 
@@ -72,9 +77,12 @@ int agent_check(const struct dray_config *cfg, FILE *out)
 		struct dray_err err = DRAY_ERR_NULL;
 		int r = checks[i](cfg, &err);
 
+		/* the agent's user may be another one, which alone can tell */
 		if (r < 0)
-			fprintf(out, "drayd: %s\n", err.msg);
-		ret = ret ? ret : r;
+			fprintf(out, "drayd: %s%s\n", err.msg,
+				r == -EACCES ? "; run the check as that user" : "");
+		if (!ret && r != -EACCES)
+			ret = r;
 	}
 	return ret;
 }

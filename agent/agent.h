@@ -6,7 +6,10 @@
 
 #include "agent/control/agent.h"
 
-/* Reads the files that the configuration names, and looks for its groups, as the start does. Prints each error. 0 or -errno. */
+/*
+ * Reads the files that the configuration names, and looks for its groups, as the start does. Prints each error. A file that this user may
+ * not use is no error, because the agent may run as another one. 0 or -errno.
+ */
 int agent_check(const struct dray_config *cfg, FILE *out);
 
 /* Starts all modules. config and args are borrowed. 0, or -errno with reterr; agent_deinit() follows either. */

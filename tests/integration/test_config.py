@@ -129,6 +129,27 @@ def test_what_a_configuration_names_is_missing(drayd, key, words):
             assert word in done.stderr, done.stderr
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a file to another user")
+def test_check_by_another_user(drayd, tmp_path):
+    """The key belongs to the agent's user. The check, which root runs, names it, and does not call the configuration wrong."""
+    key = tmp_path / "key"
+    key.write_text("ab" * 32)
+    key.chmod(0o400)
+    os.chown(key, 65534, 65534)
+    checked, started = drayd(None, "--check-config", "--set", f"peer.key_file={key}"), drayd(None, "--set", f"peer.key_file={key}")
+    assert checked.returncode == 0 and "belongs to uid 65534" in checked.stderr and "run the check as that user" in checked.stderr
+    assert started.returncode == 1 and "belongs to uid 65534" in started.stderr
+
+
+def test_what_no_store_uses(drayd):
+    done = drayd(None, "--check-config", "--set", "store.directory=redis://127.0.0.1:1", "--set", "store.directory_password_file=/none",
+                 "--set", "store.segment_size=64MiB")
+    assert done.returncode == 0 and "store.directory has no effect without limits.store_bytes" in done.stderr
+    assert "segment_size" not in done.stderr, done.stderr
+    done = drayd(None, "--check-config", "--set", "limits.store_bytes=64MiB", "--set", "limits.store_disk_bytes=2MiB")
+    assert done.returncode == 0 and "has no effect without store.disk_dir" in done.stderr and "written to disk" not in done.stderr
+
+
 @pytest.mark.parametrize("args, words", [
     (["--set", "agent.worker=1"], ["agent.worker", "agent.workers"]),
     (["--set", "agent.workers"], ["KEY=VALUE"]),
