@@ -54,7 +54,7 @@ struct state {
 	struct database *database;
 	bool had_database; /* a database was open since the start */
 	bool unchecked;    /* its pages have not been verified yet */
-	/* kinds of rows that could not be read at the start (1u << enum state_kind) */
+	/* kinds of rows that could not be read at the start (1u << enum state_kind); changed under the lock */
 	unsigned unread;
 	struct dray_list
 		reading; /* struct change: what becomes `found` when the batch is committed */

@@ -269,6 +269,18 @@ uint64_t state_load(struct state *s, unsigned kinds, state_row_fn fn, void *arg)
 	return n;
 }
 
+bool state_has_unread(struct state *s)
+{
+	bool any;
+
+	if (!s)
+		return false;
+	pthread_mutex_lock(&s->lock);
+	any = s->unread || !dray_list_empty(&s->found);
+	pthread_mutex_unlock(&s->lock);
+	return any;
+}
+
 int state_start(struct state *s)
 {
 	int r;

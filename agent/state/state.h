@@ -54,9 +54,12 @@ int state_open(struct state **ret, const struct state_deps *deps, struct dray_er
  * Calls fn for all rows of the wanted kinds (1u << enum state_kind), in the order of the kinds; events come oldest first.
  * Blocks for a microsecond or two per row, so it is called at start only, before state_start(). Invalid rows are left
  * out. Returns the number of rows. If the file cannot be read now, fn is called when it can, from the event loop and in
- * parts, for the rows that were not changed since.
+ * parts, for the rows whose key was not changed since.
  */
 uint64_t state_load(struct state *s, unsigned kinds, state_row_fn fn, void *arg);
+
+/* The file could not be read at the start, and its rows are still to come. */
+bool state_has_unread(struct state *s);
 
 /*
  * Starts the writer, which takes over the credentials of the caller and first verifies the whole file. Changes may be

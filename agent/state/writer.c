@@ -296,7 +296,7 @@ static void hand_over(struct state *s)
 	if (dray_list_empty(&s->reading))
 		return;
 	state_notice(s, DRAY_LOG_NOTICE,
-		     "%u rows of %s are restored, which the start could not read",
+		     "%u rows of %s, which the start could not read, have been read",
 		     dray_list_length(&s->reading), s->path);
 	dray_list_splice(&s->found, &s->reading);
 	s->hold = true;

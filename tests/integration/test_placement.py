@@ -122,20 +122,25 @@ def test_after_a_restart(new_agent):
 
 
 def test_a_database_that_is_locked_at_the_start(new_agent):
-    """Another process has it open: its hints are restored when that ends, and what is forgotten then stays forgotten."""
+    """Another process has it open: its hints are restored when that ends, and what is forgotten before or then stays forgotten."""
     agent = new_agent()
 
     def scopes():
         return sorted(hint["scope"] for hint in agent.ctl("hints", "--json")["hints"])
 
-    for scope in "abc":
+    for scope in "abce":
         agent.ctl("hints", "--set", f"{scope}=10.9.8.7:50053")
+    with agent.client() as client:
+        client.put_hint("f", "10.9.8.7:50053")
     agent.stop()
     with contextlib.closing(sqlite3.connect(agent.state_dir / "state.db", isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         agent.start()
         assert scopes() == []
         agent.ctl("hints", "--set", "d=10.9.8.7:50053")
+        agent.ctl("hints", "--forget", "e")
+        with agent.client() as client:
+            expect("not_found", client.forget_hint, "f")
     until(lambda: scopes() == ["a", "b", "c", "d"])
     agent.ctl("hints", "--forget", "b")
     agent.stop()

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <sqlite3.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -101,11 +102,14 @@ static void open_hints(struct fixture *x)
 {
 	struct dray_err err = DRAY_ERR_NULL;
 
-	assert_int_equal(
-		state_open(&x->state,
-			   &(struct state_deps){ .event = x->event, .dir = x->dir, .gather_ns = 1 },
-			   &err),
-		0);
+	assert_int_equal(state_open(&x->state,
+				    &(struct state_deps){ .event = x->event,
+							  .dir = x->dir,
+							  .gather_ns = 1,
+							  .retry_min_ns = DRAY_NS_PER_MS,
+							  .retry_max_ns = DRAY_NS_PER_MS },
+				    &err),
+			 0);
 	x->log[0] = '\0';
 	new_hints(x);
 	state_load(x->state, 1u << STATE_HINT, load_row, x->h);
@@ -486,6 +490,115 @@ static void rows_that_come_late(void **state)
 	assert_best(x, "n", B);
 }
 
+/* Reopens hints while another connection has the database locked, which it returns. */
+static sqlite3 *reopen_locked(struct fixture *x)
+{
+	char path[CM_DIR_BYTES + 16];
+	sqlite3 *other;
+
+	close_hints(x);
+	snprintf(path, sizeof(path), "%s/state.db", x->dir);
+	assert_int_equal(sqlite3_open(path, &other), SQLITE_OK);
+	assert_int_equal(sqlite3_exec(other, "PRAGMA locking_mode = EXCLUSIVE; BEGIN EXCLUSIVE",
+				      NULL, NULL, NULL),
+			 SQLITE_OK);
+	open_hints(x);
+	assert_int_equal(hints_count(x->h), 0);
+	return other;
+}
+
+/* Unlocks the database, and returns when its rows have been handed over. */
+static void unlock(struct fixture *x, sqlite3 *other)
+{
+	assert_int_equal(sqlite3_close(other), SQLITE_OK);
+	while (state_has_unread(x->state))
+		assert_true(sd_event_run(x->event, UINT64_MAX) >= 0);
+}
+
+#define assert_after_restart(x, count)                        \
+	do {                                                  \
+		assert_int_equal(hints_count((x)->h), count); \
+		reopen(x);                                    \
+		assert_int_equal(hints_count((x)->h), count); \
+	} while (0)
+
+/* Rows that are still unread are forgotten and replaced, and do not come back. */
+static void changes_before_rows_are_read(void **state)
+{
+	const struct hint_owner owner = { "t", 1000 };
+	struct fixture *x = *state;
+	sqlite3 *other;
+
+	put(x, "scope", A, EXPLICIT, 0, 0, 0);
+	put(x, "scope", B, CLIENT, 1000, 0, 0);
+	put(x, "segment", A, EXPLICIT, 0, 0, 0);
+	put(x, "segment", B, EXPLICIT, 0, 0, 0);
+	put(x, "client", A, CLIENT, 1000, 0, 0);
+	put(x, "client", B, CLIENT, 1001, 0, 0);
+	put(x, "replaced", A, CLIENT, 1000, 0, 0);
+	put(x, "replaced", B, EXPLICIT, 0, 0, 0);
+	put(x, "", A, DETECTED, 0, 0, 0);
+	put(x, "", B, EXPLICIT, 0, 0, 0);
+	put(x, "other", C, EXPLICIT, 0, 0, 0);
+	other = reopen_locked(x);
+	hints_forget(x->h, "scope", NULL, false);
+	hints_forget(x->h, "segment", A, false);
+	hints_forget(x->h, "", C, true);
+	assert_false(hints_forget_client(x->h, "client", &owner));
+	put(x, "replaced", C, CLIENT, 1000, 0, 1000);
+	pass(x, 1000);
+	hints_expire(x->h);
+	hints_forget_found(x->h, B);
+	assert_int_equal(hints_count(x->h), 0);
+	unlock(x, other);
+	assert_best(x, "scope", NULL);
+	assert_best(x, "segment", B);
+	assert_best(x, "client", B);
+	assert_best(x, "replaced", B);
+	assert_best(x, "", B);
+	assert_best(x, "other", NULL);
+	assert_after_restart(x, 4);
+	/* the end of the late rows is the end of that */
+	put(x, "scope", A, EXPLICIT, 0, 0, 0);
+	assert_after_restart(x, 5);
+}
+
+/* All unread rows are forgotten; those that are put afterwards stay, also with the key of a row. */
+static void all_is_forgotten_before_rows_are_read(void **state)
+{
+	struct fixture *x = *state;
+	sqlite3 *other;
+
+	put(x, "m", A, EXPLICIT, 0, 0, 0);
+	put(x, "n", A, EXPLICIT, 0, 0, 0);
+	other = reopen_locked(x);
+	hints_forget(x->h, "", NULL, true);
+	put(x, "n", A, EXPLICIT, 0, 0, 0);
+	unlock(x, other);
+	assert_best(x, "n", A);
+	assert_after_restart(x, 1);
+}
+
+/* More changes than are kept: no row comes back. */
+static void too_many_changes_before_rows_are_read(void **state)
+{
+	struct fixture *x = *state;
+	char scope[HINT_SCOPE_MAX + 1];
+	sqlite3 *other;
+
+	put(x, "m", A, EXPLICIT, 0, 0, 0);
+	other = reopen_locked(x);
+	put(x, "n", A, EXPLICIT, 0, 0, 0);
+	for (unsigned i = 0; i < 100000; i++) {
+		snprintf(scope, sizeof(scope), "%0*u", HINT_SCOPE_MAX, i);
+		hints_forget_client(x->h, scope, &(struct hint_owner){ "t", 1000 });
+	}
+	unlock(x, other);
+	assert_best(x, "m", NULL);
+	assert_best(x, "n", A);
+	assert_after_restart(x, 1);
+}
+
 static void a_clock_set_back_keeps_hints_only_briefly(void **state)
 {
 	struct fixture *x = *state;
@@ -707,6 +820,11 @@ int main(void)
 		cmocka_unit_test_setup_teardown(all_hints_are_listed, setup, teardown),
 		cmocka_unit_test_setup_teardown(a_restart_restores_hints, setup, teardown),
 		cmocka_unit_test_setup_teardown(rows_that_come_late, setup, teardown),
+		cmocka_unit_test_setup_teardown(changes_before_rows_are_read, setup, teardown),
+		cmocka_unit_test_setup_teardown(all_is_forgotten_before_rows_are_read, setup,
+						teardown),
+		cmocka_unit_test_setup_teardown(too_many_changes_before_rows_are_read, setup,
+						teardown),
 		cmocka_unit_test_setup_teardown(a_clock_set_back_keeps_hints_only_briefly, setup,
 						teardown),
 		cmocka_unit_test_setup_teardown(a_clock_set_while_running_changes_nothing, setup,

@@ -355,6 +355,14 @@ static int check_put(const struct hint_put *put, struct dray_err *reterr)
 	return hints_check_texts(put->scope, put->segment, reterr);
 }
 
+static void supersede_client(struct hints *h, const char *scope, const struct hint_owner *owner)
+{
+	hints_supersede(h, &(struct hint_put){ .scope = scope,
+					       .source = DMSG_HINT_SOURCE_CLIENT,
+					       .uid = owner->uid,
+					       .tenant = owner->tenant });
+}
+
 int hints_put(struct hints *h, const struct hint_put *put, struct dray_err *reterr)
 {
 	int64_t now = hints_boot_ms(h);
@@ -363,8 +371,12 @@ int hints_put(struct hints *h, const struct hint_put *put, struct dray_err *rete
 
 	if (r >= 0)
 		r = hints_insert(h, put, now, now + ttl, NULL, reterr);
-	if (r >= 0)
-		hints_arm(h);
+	if (r < 0)
+		return r;
+	/* the state knows that a row with the same segment is older */
+	if (put->source == DMSG_HINT_SOURCE_CLIENT)
+		supersede_client(h, put->scope, &(struct hint_owner){ put->tenant, put->uid });
+	hints_arm(h);
 	return r;
 }
 
@@ -398,6 +410,7 @@ uint32_t hints_forget(struct hints *h, const char *scope, const char *segment, b
 {
 	uint32_t n = 0;
 
+	hints_supersede(h, &(struct hint_put){ .scope = all ? NULL : scope, .segment = segment });
 	if (!all)
 		n = forget_in(h, text_find(&h->scopes, scope), is_for, segment);
 	else
@@ -414,6 +427,7 @@ static bool is_found_elsewhere(const struct entry *e, const char *segment)
 
 void hints_forget_found(struct hints *h, const char *segment)
 {
+	hints_supersede(h, &(struct hint_put){ .scope = "", .source = DMSG_HINT_SOURCE_DETECTED });
 	forget_in(h, text_find(&h->scopes, ""), is_found_elsewhere, segment);
 	hints_arm(h);
 }
@@ -423,6 +437,7 @@ bool hints_forget_client(struct hints *h, const char *scope, const struct hint_o
 	struct entry *e = entry_find(text_find(&h->scopes, scope), DMSG_HINT_SOURCE_CLIENT,
 				     owner->tenant, owner->uid, "");
 
+	supersede_client(h, scope, owner);
 	if (!e)
 		return false;
 	hints_remove(h, e);
@@ -554,6 +569,7 @@ int hints_new(struct hints **ret, const struct hints_deps *deps, struct dray_err
 		dray_map_init(&h->names);
 		dray_map_init(&h->owners);
 		dray_map_init(&h->namings);
+		dray_map_init(&h->superseded);
 		r = hints_init_clocks(h);
 	}
 	if (r < 0) {
@@ -577,6 +593,7 @@ struct hints *hints_free(struct hints *h)
 	}
 	for (unsigned i = 0; i < SOURCE_N; i++)
 		dray_heap_deinit(&h->expiry[i]);
+	hints_free_superseded(h);
 	dray_map_deinit(&h->scopes);
 	dray_map_deinit(&h->names);
 	dray_map_deinit(&h->owners);

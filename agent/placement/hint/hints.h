@@ -87,7 +87,10 @@ int hints_new(struct hints **ret, const struct hints_deps *deps, struct dray_err
 struct hints *hints_free(struct hints *h);
 DRAY_DEFINE_CLEANUP(struct hints *, hints_free);
 
-/* A row of the database: at the start, or, after hints_loaded() and with upcalls, one that could only be read later. */
+/*
+ * A row of the database: at the start, or, after hints_loaded() and with upcalls, one that could only be read later, which
+ * is dropped if it was forgotten or replaced since the start.
+ */
 void hints_load(struct hints *h, const struct state_hint *row);
 
 /* After the last row: logs what became of the rows, and makes the upcall `named` for each segment. */

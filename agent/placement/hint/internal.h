@@ -60,6 +60,10 @@ struct hints {
 	uint64_t n_loaded, n_expired, n_future, n_refused;
 	bool loading; /* a row is loaded, which is not saved again */
 	bool loaded; /* hints_loaded() was called: rows that still come are late, and make upcalls */
+	/* what was forgotten or replaced while rows were unread; those rows are dropped when they come */
+	struct dray_map superseded;
+	uint64_t superseded_bytes;
+	bool all_superseded;
 };
 
 /* Checks scope and segment. 0 or -EINVAL with reterr. */
@@ -84,6 +88,13 @@ void hints_remove(struct hints *h, struct entry *e);
 /* Writes and drops the row of a hint, unless hints of its source are not kept. */
 void hints_save(struct hints *h, const struct entry *e);
 void hints_unsave(struct hints *h, const struct entry *e);
+
+/*
+ * Stored hints that are still unread are forgotten or replaced: those with this scope and segment (NULL: any), and with
+ * this source and owner unless the source is 0.
+ */
+void hints_supersede(struct hints *h, const struct hint_put *rows);
+void hints_free_superseded(struct hints *h);
 
 /* Its tenant; "" unless it is of a client. */
 static inline const char *entry_tenant(const struct entry *e)

@@ -1,10 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Rows of the database. */
 #include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "agent/placement/hint/internal.h"
 #include "lib/log.h"
+
+/* Limit of what is kept of changes while rows are unread. */
+#define SUPERSEDED_BYTES (16u << 20)
+#define KEY_BYTES (HINT_SCOPE_MAX + HINT_SEGMENT_MAX + TENANT_BYTES + 32)
+
+struct superseded {
+	struct dray_map_node node;
+	char key[];
+};
 
 /* The environment is read at each start, so its former hints are not needed. */
 static bool is_kept(enum dmsg_hint_source source)
@@ -65,6 +76,82 @@ static bool is_in_order(const struct state_hint *row)
 	       hints_check_texts(row->scope, row->segment, NULL) == 0;
 }
 
+void hints_free_superseded(struct hints *h)
+{
+	dray_map_for_each(&h->superseded, s, struct superseded, node) {
+		dray_map_del(&h->superseded, &s->node);
+		free(s);
+	}
+	dray_map_deinit(&h->superseded);
+	h->superseded_bytes = 0;
+}
+
+/* Neither a scope nor a segment has control characters. */
+static size_t key_of(const struct hint_put *rows, char ret[KEY_BYTES])
+{
+	int n = snprintf(ret, KEY_BYTES, "%s\n%s\n%d\n%s\n%" PRIu32,
+			 rows->scope ? rows->scope : "\t", rows->segment ? rows->segment : "\t",
+			 (int)rows->source, rows->tenant ? rows->tenant : "", rows->uid);
+
+	return dray_min((size_t)n, (size_t)KEY_BYTES - 1);
+}
+
+static void supersede_all(struct hints *h)
+{
+	hints_free_superseded(h);
+	h->all_superseded = true;
+}
+
+void hints_supersede(struct hints *h, const struct hint_put *rows)
+{
+	struct superseded *s = NULL;
+	char key[KEY_BYTES];
+	size_t n, bytes;
+
+	if (!state_has_unread(h->deps.state)) {
+		hints_free_superseded(h);
+		return;
+	}
+	if (!rows->scope && !rows->segment)
+		supersede_all(h);
+	n = key_of(rows, key);
+	bytes = sizeof(*s) + n;
+	if (h->all_superseded || dray_map_find(&h->superseded, key, n))
+		return;
+	if (h->superseded_bytes + bytes <= SUPERSEDED_BYTES)
+		s = malloc(bytes);
+	if (!s) {
+		log_warning("hint",
+			    "too many hints were forgotten or replaced while stored ones could "
+			    "not be read; no stored hint is restored");
+		supersede_all(h);
+		return;
+	}
+	memcpy(s->key, key, n);
+	s->node = (struct dray_map_node){ 0 };
+	dray_map_add(&h->superseded, &s->node, s->key, n);
+	h->superseded_bytes += bytes;
+}
+
+static bool is_superseded(const struct hints *h, const struct state_hint *row)
+{
+	const struct hint_put rows[] = {
+		{ .scope = row->scope },
+		{ .segment = row->segment },
+		{ .scope = row->scope, .segment = row->segment },
+		{ .scope = row->scope,
+		  .source = (enum dmsg_hint_source)row->source,
+		  .uid = row->uid,
+		  .tenant = row->tenant },
+	};
+	char key[KEY_BYTES];
+
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(rows); i++)
+		if (dray_map_find(&h->superseded, key, key_of(&rows[i], key)))
+			return true;
+	return h->all_superseded;
+}
+
 void hints_load(struct hints *h, const struct state_hint *row)
 {
 	int64_t now = hints_boot_ms(h), ago = hints_unix_ms(h) - row->put_ms,
@@ -77,8 +164,8 @@ void hints_load(struct hints *h, const struct state_hint *row)
 				.score = row->score };
 	struct entry *e, *newer = h->loaded ? hints_find(h, &put) : NULL;
 
-	if (newer) {
-		if (strcmp(newer->name->text, row->segment) != 0)
+	if (newer || (h->loaded && is_superseded(h, row))) {
+		if (!newer || strcmp(newer->name->text, row->segment) != 0)
 			state_drop_hint(h->deps.state, row);
 		return;
 	}
