@@ -710,7 +710,7 @@ const struct dray_config_key dray_config_keys[DRAY_CONFIG_KEY_N] = {
 	  .allowed = "\"100ms\" to \"5min\"",
 	  .min = INT64_C(100000000), .max = INT64_C(300000000000),
 	  .reload = true,
-	  .doc = "Time after which the stream of a slice without an answer is torn down." },
+	  .doc = "Time after which the stream of a slice without an answer is torn down, and a GPU counts as lost whose queue makes no progress while a transfer that was stopped waits for it." },
 	{ .path = "transfer.deadline", .section = "transfer", .name = "deadline",
 	  .env = "DRAY_TRANSFER_DEADLINE", .type = DRAY_CONFIG_DURATION,
 	  CONFIG_MEMBER(transfer.deadline), .def = "60s",

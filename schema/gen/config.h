@@ -777,7 +777,11 @@ struct dray_config {
 		 * the deficit round robin.
 		 */
 		int64_t slice_size;
-		/* Time after which the stream of a slice without an answer is torn down. */
+		/*
+		 * Time after which the stream of a slice without an answer is torn down, and a GPU
+		 * counts as lost whose queue makes no progress while a transfer that was stopped
+		 * waits for it.
+		 */
 		int64_t slice_timeout;
 		int64_t deadline; /* Deadline of transfers that do not name their own. */
 		/*
