@@ -221,8 +221,8 @@ def rates(t):
 def refused(t):
     """An extent beyond the end of its memory is refused with a reason."""
     agent = t.agent()
-    # the size of a VMM allocation is not known, only that it is none of those that the agent tries
-    for kind, code in (("cuda_vmm", "gpu_handle"), ("cuda_ipc", "region_too_small")):
+    # the size of a VMM allocation is found by trying; the driver of the fake plug-in reports it
+    for kind, codes in (("cuda_vmm", ("gpu_handle", "region_too_small")), ("cuda_ipc", ("region_too_small",))):
         label = f"refused: an extent beyond the end of {kind} memory"
         if not t.wanted(label):
             continue
@@ -233,7 +233,7 @@ def refused(t):
                 engine.region((memory, 0, 64 * MIB))
             except EngineError as e:
                 t.say(str(e))
-                assert e.code == code, e.code
+                assert e.code in codes, e.code
             else:
                 raise AssertionError("64 MiB of 2 were taken")
         t.close_engines()

@@ -26,8 +26,9 @@ MOONCAKE = 5  # of DRAY_TRANSPORT_*
 @pytest.fixture
 def importer(new_agent):
     """An agent that may import; keyword arguments are settings."""
-    def make(allow="127.0.0.0/8", name="importer", **more):
-        return new_agent(name, settings={"mooncake.import": "true", "mooncake.allow": allow, **{k.replace("__", "."): v for k, v in more.items()}})
+    def make(allow="127.0.0.0/8", name="importer", env=None, **more):
+        settings = {"mooncake.import": "true", "mooncake.allow": allow, **{k.replace("__", "."): v for k, v in more.items()}}
+        return new_agent(name, settings=settings, env=env)
 
     return make
 
@@ -516,7 +517,8 @@ def test_shares(new_agent):
 
 def test_remotes_share_buffers(importer):
     """Remotes of an engine that describes itself alike share its buffers, and one of them can be released."""
-    agent = importer()
+    # a sanitizer keeps freed memory
+    agent = importer(env={"ASAN_OPTIONS": f"{os.environ.get('ASAN_OPTIONS', '')}:quarantine_size_mb=0:thread_local_quarantine_size_kb=0"})
     with Fake(agent, buffers=[((1 << 40) + k * 8192, 4096) for k in range(8192)]) as engine, \
             Local(agent, engine.endpoint, 4096, noise(4096, 1)) as local:
         held = agent.rss_anon()

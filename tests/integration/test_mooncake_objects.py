@@ -78,7 +78,7 @@ class Master:
 
 
 def test_no_masters(agent):
-    refused(agent, "k", 2, "mooncake.masters")
+    refused(agent, "k", 1, "mooncake.masters")
 
 
 def test_masters(lab, new_agent):
