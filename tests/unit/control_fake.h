@@ -39,6 +39,7 @@ static struct {
 	struct config config;
 	char path[FAKE_PATH_BYTES];
 	_Atomic int n_sessions, listings, drains;
+	uint32_t n_transfers; /* of a listing, at least 2 */
 	/* listings are answered only by listing_answer() */
 	bool hold;
 	/* requests without an answer, of each kind and worker */
@@ -116,8 +117,8 @@ int64_t agent_poll_time(const struct agent *a, char *why, size_t n)
 }
 
 /*
- * Every worker answers a listing of transfers in flight or ended. Only one has entries: two, not
- * sorted.
+ * Every worker answers a listing of transfers in flight or ended. Only one has entries, of
+ * which the first two are not sorted.
  */
 static void listing_answer(void)
 {
@@ -129,7 +130,7 @@ static void listing_answer(void)
 	for (unsigned i = 0; i < n; i++) {
 		struct snapshot *s = asked[i];
 
-		s->n = i % FAKE_WORKERS ? 0 : dray_min(s->cap, 2u);
+		s->n = i % FAKE_WORKERS ? 0 : dray_min(s->cap, fake.n_transfers);
 		if (s->n && s->transfers) {
 			s->transfers[0] = (struct transfer_info){
 				.record = { .session = 7,
@@ -146,6 +147,8 @@ static void listing_answer(void)
 			s->transfers[1] = (struct transfer_info){
 				.record = { .direction = 99, .transport = 99 }, .state = 99
 			};
+			for (uint32_t k = 2; k < s->n; k++)
+				s->transfers[k] = s->transfers[0];
 		}
 		for (unsigned k = 0; k < s->n && s->records; k++)
 			s->records[k] =
@@ -653,6 +656,7 @@ static int fake_open(void)
 	fake.bad_config = fake.disabled = fake.hold = false;
 	fake.n_asked = 0;
 	fake.n_sessions = 2;
+	fake.n_transfers = 2;
 	fake.n_leases = fake.n_scopes = 1;
 	fake.most_listed = 0;
 	fake.listings = fake.drains = 0;

@@ -907,25 +907,73 @@ static void calls_overtake_long_lists(void **state)
 	sd_bus_flush_close_unref(bus);
 }
 
+static void ask_sessions(sd_bus *bus, int *counts)
+{
+	assert_true(sd_bus_call_method_async(bus, NULL, DRAY_DBUS_INTERFACE, DRAY_DBUS_PATH,
+					     DRAY_DBUS_INTERFACE, "ListSessions", count_answer,
+					     counts, "") >= 0);
+}
+
+/* Until n lists have come or were refused. */
+static void lists_end(sd_bus *bus, const int *counts, int n)
+{
+	while (counts[0] + counts[1] < n)
+		if (sd_bus_process(bus, NULL) == 0)
+			assert_true(sd_bus_wait(bus, 5 * SECOND) > 0);
+}
+
 /* A connection may have a few lists that are not made yet. */
 static void pending_lists_are_few(void **state)
 {
 	sd_bus *bus = client(true);
 	int counts[2] = { 0 };
 
-	fake.n_sessions = 40 * LISTED_PER_TURN;
+	fake.n_sessions = 6 * LISTED_PER_TURN;
 	get_string(bus, "State", "running");
 	order(ORDER_HOLD);
 	for (int i = 0; i < 8; i++)
-		assert_true(sd_bus_call_method_async(bus, NULL, DRAY_DBUS_INTERFACE, DRAY_DBUS_PATH,
-						     DRAY_DBUS_INTERFACE, "ListSessions",
-						     count_answer, counts, "") >= 0);
+		ask_sessions(bus, counts);
 	assert_true(sd_bus_flush(bus) >= 0);
 	let_go();
-	while (counts[0] + counts[1] < 8)
-		if (sd_bus_process(bus, NULL) == 0)
-			assert_true(sd_bus_wait(bus, 5 * SECOND) > 0);
+	lists_end(bus, counts, 8);
 	assert_in_range(counts[0], 4, 7);
+	sd_bus_flush_close_unref(bus);
+}
+
+/* Long lists that are not made yet count as those that the client has not read. */
+static void unread_lists_have_few_bytes(void **state)
+{
+	sd_bus *bus = client(true);
+	int counts[2] = { 0 };
+
+	fake.n_sessions = 40 * LISTED_PER_TURN;
+	for (int i = 0; i < 4; i++)
+		ask_sessions(bus, counts);
+	/* the agent has handled what was sent before */
+	get_string(bus, "State", "running");
+	lists_end(bus, counts, 4);
+	assert_int_equal(counts[0], 1);
+	/* once it has read them it gets more */
+	sd_bus_message_unref(call(bus, "ListSessions"));
+	sd_bus_flush_close_unref(bus);
+}
+
+/* Lists of transfers come when the workers have answered, several at a time. */
+static void lists_that_come_later_have_few_bytes(void **state)
+{
+	sd_bus *bus = client(true);
+	int counts[2] = { 0 };
+
+	/* some 2.5 MB */
+	fake.n_transfers = 4096;
+	fake.hold = true;
+	for (int i = 0; i < 4; i++)
+		ask_transfers(bus, counts);
+	order(ORDER_ANSWER);
+	/* the calls during that listing share a second one */
+	order(ORDER_ANSWER);
+	lists_end(bus, counts, 4);
+	assert_int_equal(counts[0], 2);
 	sd_bus_flush_close_unref(bus);
 }
 
@@ -1175,6 +1223,8 @@ int main(void)
 		TEST(long_lists_take_turns),
 		TEST(calls_overtake_long_lists),
 		TEST(pending_lists_are_few),
+		TEST(unread_lists_have_few_bytes),
+		TEST(lists_that_come_later_have_few_bytes),
 		TEST(objects_are_found_later),
 		TEST(hints_are_put_and_forgotten),
 		TEST(health_asks_the_workers),

@@ -30,6 +30,8 @@
 #define QUEUE_MAX 32
 /* Unread bytes of lists after which a client gets no more lists. */
 #define UNREAD_MAX (4u << 20)
+/* Shorter lists may be made beside a long one; a connection has few that are not made yet. */
+#define LONG_LIST_BYTES (UNREAD_MAX / 4)
 /* No tenant of the data plane has this name. */
 #define CONTROL_TENANT "(control)"
 #define FLUSH_LIMIT_NS (100 * DRAY_NS_PER_MS)
@@ -113,14 +115,27 @@ static bool conn_is_slow(struct bus_conn *c)
 	return true;
 }
 
+static int too_many_lists(sd_bus_error *reterr)
+{
+	return sd_bus_error_set(reterr, SD_BUS_ERROR_LIMITS_EXCEEDED,
+				"the client has too many unread lists; read their replies first");
+}
+
 int bus_conn_check_list(struct bus_conn *c, sd_bus_message *m, sd_bus_error *reterr)
 {
 	if (!sd_bus_message_get_expect_reply(m))
 		return 1;
 	if (conn_queued(c) == 0 || c->unread < UNREAD_MAX)
 		return 0;
-	return sd_bus_error_set(reterr, SD_BUS_ERROR_LIMITS_EXCEEDED,
-				"the client has too many unread lists; read their replies first");
+	return too_many_lists(reterr);
+}
+
+int bus_conn_check_size(struct bus_conn *c, size_t bytes, sd_bus_error *reterr)
+{
+	conn_queued(c);
+	if (bytes < LONG_LIST_BYTES || c->unread + c->unsent < UNREAD_MAX)
+		return 0;
+	return too_many_lists(reterr);
 }
 
 int bus_conn_send(struct bus_conn *c, sd_bus_message *reply, size_t bytes)

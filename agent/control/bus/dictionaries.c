@@ -90,9 +90,11 @@ static void value_keep(struct dictionaries *d, const struct dray_dbus_field *f, 
 	const char *text;
 	uint64_t number;
 
+	d->bytes += FIELD_BYTES;
 	switch (*f->type) {
 	case 's':
 		text = clean(*(const char *const *)member, buf, sizeof(buf));
+		d->bytes += strlen(text);
 		keep(d, text, strlen(text) + 1);
 		return;
 	case 'b':
@@ -118,10 +120,8 @@ static int value_append(struct dictionaries *d, const struct dray_dbus_field *f)
 	const char *text = d->kept + d->at;
 	uint64_t number;
 
-	d->bytes += FIELD_BYTES;
 	if (*f->type == 's') {
 		d->at += strlen(text) + 1;
-		d->bytes += strlen(text);
 		return sd_bus_message_append(d->reply, "{sv}", f->key, "s", text);
 	}
 	take(d, &number, sizeof(number));

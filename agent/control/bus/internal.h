@@ -69,8 +69,9 @@ struct bus_conn {
 	struct bus_input *input; /* NULL before it has begun */
 	char name[32];           /* unique */
 	bool hello;
-	bool doomed;   /* the event loop frees it */
-	size_t unread; /* estimated bytes of lists sent since the client had read everything */
+	bool doomed; /* the event loop frees it */
+	/* estimated bytes of lists: sent since the client had read everything, and copied but not sent */
+	size_t unread, unsent;
 	struct dray_list replies;    /* of struct pending_reply */
 	struct store_verify *verify; /* of VerifyStore; NULL: none */
 	struct store_trace *trace;   /* of TraceStore; NULL: none */
@@ -80,6 +81,9 @@ struct bus_conn {
 
 /* 0; 1 if the client expects no reply to m; < 0 with the error set if the client has too many unread lists. */
 int bus_conn_check_list(struct bus_conn *c, sd_bus_message *m, sd_bus_error *reterr);
+
+/* Whether a list of that many bytes may be made. 0, or < 0 with the error set if others take too much. */
+int bus_conn_check_size(struct bus_conn *c, size_t bytes, sd_bus_error *reterr);
 
 /* Sends a reply of about that many bytes. */
 int bus_conn_send(struct bus_conn *c, sd_bus_message *reply, size_t bytes);
@@ -146,8 +150,8 @@ struct dictionaries {
 	const struct peer_check_result *checked; /* of CheckPeer */
 	const void *arg;                         /* of the function that fills the list */
 	int ret;                                 /* first error */
-	size_t bytes;                            /* estimate of the list's size */
-	char *kept;                              /* copies of records, appended up to `at` */
+	size_t bytes; /* estimate of the size of all records kept so far */
+	char *kept;   /* copies of records, appended up to `at` */
 	size_t n_kept, kept_room, at;
 };
 

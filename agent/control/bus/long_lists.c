@@ -102,6 +102,8 @@ static void cancel(struct pending_reply *reply)
 	struct long_list *l = dray_container_of(reply, struct long_list, reply);
 
 	dray_list_del(&l->link);
+	if (!l->step)
+		reply->conn->unsent -= l->d.bytes;
 	dictionaries_deinit(&l->d);
 	free(l->scopes);
 }
@@ -164,6 +166,7 @@ int list_reply(const struct dictionaries *d, struct bus_conn *c, dictionaries_fn
 						.max = LISTS_MAX,
 						.cancel = cancel };
 	struct long_list *l = list_new(d, c, &kind, NULL);
+	sd_bus_error late = SD_BUS_ERROR_NULL;
 	int ret;
 
 	if (!l)
@@ -172,13 +175,19 @@ int list_reply(const struct dictionaries *d, struct bus_conn *c, dictionaries_fn
 	/* what it points to is gone in later turns */
 	l->d.reterr = NULL;
 	ret = l->d.ret;
-	if (ret < 0) {
-		cancel(&l->reply);
-		pending_reply_free(&l->reply);
-		return ret;
+	if (ret >= 0)
+		ret = bus_conn_check_size(c, l->d.bytes, d->reterr ? d->reterr : &late);
+	c->unsent += l->d.bytes;
+	if (ret >= 0) {
+		go_on(c->server);
+		return 1;
 	}
-	go_on(c->server);
-	return 1;
+	cancel(&l->reply);
+	pending_reply_free(&l->reply);
+	if (sd_bus_error_is_set(&late))
+		ret = sd_bus_reply_method_error(d->call, &late);
+	sd_bus_error_free(&late);
+	return ret;
 }
 
 int dbus_method_list_leases(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
