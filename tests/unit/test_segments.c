@@ -63,6 +63,11 @@ void state_info(struct state *s, struct state_info *ret)
 	*ret = (struct state_info){ .in_memory = true };
 }
 
+bool state_has_unread(struct state *s)
+{
+	return false;
+}
+
 /* --- the number of segments that were ranked, by --wrap ------------------------------------------- */
 
 static size_t n_ranked;
