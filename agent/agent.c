@@ -63,6 +63,18 @@ static int check_directory(const struct dray_config *cfg, struct dray_err *reter
 	return cfg->limits.store_bytes ? directory_files_check(cfg, reterr) : 0;
 }
 
+/* The command that gives a file to this user is no remedy where the agent runs as another one, which alone can tell. */
+static void error_print(FILE *out, int r, const char *msg)
+{
+	const char *command = r == -EACCES ? strstr(msg, "; run: ") : NULL;
+
+	if (command)
+		fprintf(out, "drayd: %.*s; run the check as the agent's user\n",
+			(int)(command - msg), msg);
+	else
+		fprintf(out, "drayd: %s\n", msg);
+}
+
 int agent_check(const struct dray_config *cfg, FILE *out)
 {
 	static int (*const checks[])(const struct dray_config *cfg, struct dray_err *reterr) = {
@@ -77,10 +89,8 @@ int agent_check(const struct dray_config *cfg, FILE *out)
 		struct dray_err err = DRAY_ERR_NULL;
 		int r = checks[i](cfg, &err);
 
-		/* the agent's user may be another one, which alone can tell */
 		if (r < 0)
-			fprintf(out, "drayd: %s%s\n", err.msg,
-				r == -EACCES ? "; run the check as that user" : "");
+			error_print(out, r, err.msg);
 		if (!ret && r != -EACCES)
 			ret = r;
 	}

@@ -21,11 +21,9 @@ static int check_file(int fd, const char *setting, const char *path, const char 
 		return dray_err_set(reterr, -EINVAL, DRAY_E_INVALID, "%s %s is not a regular file",
 				    setting, path);
 	if (st.st_uid != 0 && st.st_uid != geteuid())
-		return dray_err_set(
-			reterr, -EACCES, DRAY_E_DENIED,
-			"%s %s belongs to uid %u, which could change it; it must belong "
-			"to root or to the agent's user, here uid %u",
-			setting, path, st.st_uid, geteuid());
+		return dray_err_set(reterr, -EACCES, DRAY_E_DENIED,
+				    "%s belongs to uid %u, which could change it; run: chown %u %s",
+				    setting, st.st_uid, geteuid(), path);
 	/* Kubernetes mounts a secret as a file of root that root's group, or the pod's fsGroup, may read. */
 	if (st.st_uid == 0)
 		closed &= ~(mode_t)S_IRGRP;
@@ -49,8 +47,8 @@ int secret_file_read(const char *setting, const char *path, const char *what, ui
 	if (fd < 0 && errno == EACCES)
 		return dray_err_set(
 			reterr, -EACCES, DRAY_E_IO,
-			"%s %s cannot be opened by the agent's user, here uid %u; give it the file, and let it enter the folder",
-			setting, path, geteuid());
+			"%s %s cannot be opened by this agent; run: chown %u %s, and let it enter the folder",
+			setting, path, geteuid(), path);
 	if (fd < 0)
 		return dray_err_set(reterr, -errno, errno == ENOENT ? DRAY_E_NOT_FOUND : DRAY_E_IO,
 				    "%s %s: %s", setting, path, dray_errno_text(errno));

@@ -137,7 +137,7 @@ def test_check_by_another_user(drayd, tmp_path):
     key.chmod(0o400)
     os.chown(key, 65534, 65534)
     checked, started = drayd(None, "--check-config", "--set", f"peer.key_file={key}"), drayd(None, "--set", f"peer.key_file={key}")
-    assert checked.returncode == 0 and "belongs to uid 65534" in checked.stderr and "run the check as that user" in checked.stderr
+    assert checked.returncode == 0 and "belongs to uid 65534" in checked.stderr and "run the check as the agent's user" in checked.stderr
     assert started.returncode == 1 and "belongs to uid 65534" in started.stderr
 
 

@@ -131,7 +131,7 @@ static void test_key_file(void **state)
 		err = DRAY_ERR_NULL;
 		assert_true(tls_key_load("peer.key_file", path, &k, &err) < 0);
 		assert_int_equal(err.code, DRAY_E_DENIED);
-		assert_non_null(strstr(err.msg, "belongs to uid 4711"));
+		assert_non_null(strstr(err.msg, "chown 0 "));
 		/* a secret as Kubernetes mounts it */
 		chmod(dir, 0755);
 		assert_int_equal(chown(path, 0, 4711), 0);
