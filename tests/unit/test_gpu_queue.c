@@ -16,7 +16,7 @@ static void task_done(struct core *c, struct gpu_task *t, uint32_t code)
 	assert_int_equal(code, 0);
 	n_done++;
 	if (t == &first)
-		gpu_finish(c, &second);
+		gpu_task_stop(c, &second, true);
 }
 
 static void copy_some(struct gpu_rig *g, struct gpu_task *t)
@@ -81,7 +81,7 @@ static void descheduled_worker(void **state)
 	n_done = n_checks = 0;
 	fake_gpu_hold(true);
 	copy_some(&g, &task);
-	gpu_finish(&g.rig.core, &task);
+	gpu_task_stop(&g.rig.core, &task, true);
 	assert_int_equal(n_done, 1);
 	assert_true(n_checks > 1);
 	assert_true(gpu_is_up(&g.rig.core, 0));

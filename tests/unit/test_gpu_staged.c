@@ -335,7 +335,7 @@ static void stopped_before_its_copy(void **state)
 		b[i]->bytes = PIECES * 4 * KIB;
 		stage_copy(c, b[i], 0, false, note);
 	}
-	stage_await(c, b[1]);
+	stage_stop(c, b[1], false);
 	assert_int_equal(n_copied, 1);
 	assert_false(b[1]->busy);
 	assert_int_equal(b[1]->code, DRAY_E_CANCELLED);

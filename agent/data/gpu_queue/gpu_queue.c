@@ -40,7 +40,7 @@
 /* Of a kernel beside large matrix products, until it was measured. */
 #define WAIT_NS (2 * (int64_t)DRAY_NS_PER_MS)
 #define FINISH_LIMIT_NS ((int64_t)DRAY_NS_PER_SEC)
-/* Looks at a queue in gpu_finish() before the thread yields. */
+/* Looks at a queue in an urgent gpu_task_stop() before the thread yields. */
 #define FINISH_LOOKS 4096
 
 struct lane {
@@ -57,7 +57,7 @@ struct lane {
 	int64_t since_ns;          /* last progress, while there are tasks */
 	int64_t checked_ns;        /* the same, or when the device was asked for its health since */
 	int64_t empty_ns;          /* when all tasks should be done */
-	uint64_t awaited;          /* number of the last copy of gpu_await() */
+	uint64_t awaited;          /* number of the last copy that was stopped and not urgent */
 	struct dray_timeout limit; /* until it is done: of the time without progress */
 	bool stalled;              /* the wait for the first task was noted as load */
 	bool by_host;              /* the last one goes over the host bus, which is slow */
@@ -641,20 +641,17 @@ static bool wait_for(struct core *c, struct port *p, struct lane *l, const struc
 	return true;
 }
 
-void gpu_await(struct core *c, const struct gpu_task *t)
-{
-	struct lane *l = &c->gpu->ports[t->device].lanes[t->lane];
-
-	if (l->awaited <= atomic_load_explicit(l->queue->done, memory_order_relaxed))
-		limit_start(c, l);
-	l->awaited = dray_max(l->awaited, t->number);
-}
-
-void gpu_finish(struct core *c, struct gpu_task *t)
+void gpu_task_stop(struct core *c, struct gpu_task *t, bool urgent)
 {
 	struct port *p = &c->gpu->ports[t->device];
 	struct lane *l = &p->lanes[t->lane];
 
-	task_end(c, l, t, wait_for(c, p, l, t));
-	port_leave(c, l->device);
+	if (urgent) {
+		task_end(c, l, t, wait_for(c, p, l, t));
+		port_leave(c, l->device);
+		return;
+	}
+	if (l->awaited <= atomic_load_explicit(l->queue->done, memory_order_relaxed))
+		limit_start(c, l);
+	l->awaited = dray_max(l->awaited, t->number);
 }

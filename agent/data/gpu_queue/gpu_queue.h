@@ -2,7 +2,7 @@
 /*
  * Copy queues of a worker on GPUs. Transport gpu uses them for transfers between regions of this agent, and
  * transport/stage for bytes of GPU memory that go over the network. Worker thread only; nothing blocks except
- * gpu_finish(), nothing allocates on the data path.
+ * an urgent gpu_task_stop(), nothing allocates on the data path.
  */
 #pragma once
 
@@ -59,12 +59,10 @@ bool gpu_row_by_engines(struct core *c, unsigned device, enum gpu_route route, u
 			uint32_t pieces);
 
 /*
- * The task, which is in flight, was stopped: if its queue makes no progress for transfer.slice_timeout, the device counts as lost,
- * unless MPS shares it.
+ * The task, which is in flight, was stopped. urgent: blocks until it is done or its device lost, at most a second, and runs done(). Else it
+ * goes on: if its queue makes no progress for transfer.slice_timeout, the device counts as lost, unless MPS shares it.
  */
-void gpu_await(struct core *c, const struct gpu_task *t);
-/* Blocks until the task is done or its device lost, at most a second, and runs done(). */
-void gpu_finish(struct core *c, struct gpu_task *t);
+void gpu_task_stop(struct core *c, struct gpu_task *t, bool urgent);
 
 /*
  * Makes bytes that RDMA devices have written to the device visible to it; takes microseconds. 0, or -EIO: it is lost or

@@ -566,14 +566,9 @@ static void gpu_stop(struct core *c, void *state, struct xfer *x, bool urgent)
 		p->open = NULL;
 		p->carrier = NULL;
 	}
-	dray_list_for_each(&p->batches, b, struct gpu_batch, link) {
-		if (!batch_has(b, x))
-			continue;
-		if (urgent)
-			gpu_finish(c, &b->task);
-		else
-			gpu_await(c, &b->task);
-	}
+	dray_list_for_each(&p->batches, b, struct gpu_batch, link)
+		if (batch_has(b, x))
+			gpu_task_stop(c, &b->task, urgent);
 	gpu_staged_stop(c, p, x, urgent);
 	gpu_relay_stop(c, p, x, urgent);
 	end_over(c, g, x);

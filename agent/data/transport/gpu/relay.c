@@ -745,10 +745,8 @@ void gpu_relay_stop(struct core *c, struct gpu_path *p, const struct xfer *x, bo
 	dray_list_for_each(&p->relays, j, struct job, link) {
 		if (j->slice->xfer != x)
 			continue;
-		if (j->busy && urgent)
-			gpu_finish(c, &j->task);
-		else if (j->busy)
-			gpu_await(c, &j->task);
+		if (j->busy)
+			gpu_task_stop(c, &j->task, urgent);
 		if (!j->busy)
 			job_end(c, j, DRAY_E_CANCELLED);
 	}

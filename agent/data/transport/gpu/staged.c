@@ -225,10 +225,8 @@ void gpu_staged_stop(struct core *c, struct gpu_path *p, const struct xfer *x, b
 	dray_list_for_each(&p->jobs, j, struct gpu_job, link) {
 		if (j->slice->xfer != x)
 			continue;
-		if (j->busy && urgent)
-			gpu_finish(c, &j->task);
-		else if (j->busy)
-			gpu_await(c, &j->task);
+		if (j->busy)
+			gpu_task_stop(c, &j->task, urgent);
 		if (!j->busy)
 			job_end(j, DRAY_E_CANCELLED);
 	}

@@ -126,14 +126,9 @@ void rdma_copies_drop(struct core *c, void *state, struct object *o)
 {
 	struct rdma *r = state;
 
-	dray_list_for_each(&r->copies, w, struct window_copy, link) {
-		if (!granted_has(&w->held, o))
-			continue;
-		if (o->drop_mode == DROP_URGENT)
-			stage_finish(c, &w->b);
-		else
-			stage_await(c, &w->b);
-	}
+	dray_list_for_each(&r->copies, w, struct window_copy, link)
+		if (granted_has(&w->held, o))
+			stage_stop(c, &w->b, o->drop_mode == DROP_URGENT);
 	dray_list_for_each(&r->copied, done, struct window_copy, link)
 		if (granted_has(&done->held, o))
 			round_end(done);

@@ -203,14 +203,9 @@ void stage_channel_stop(struct core *c, struct stage_channel *p, const struct xf
 	slices_take(&p->retry, x, over);
 	slices_take(&p->unstaged, x, over);
 	slices_take(&p->ready, x, over);
-	dray_list_for_each(&p->copying, s, struct slice, link) {
-		if (x && s->xfer != x)
-			continue;
-		if (urgent)
-			stage_finish(c, s->staged);
-		else
-			stage_await(c, s->staged);
-	}
+	dray_list_for_each(&p->copying, s, struct slice, link)
+		if (!x || s->xfer == x)
+			stage_stop(c, s->staged, urgent);
 	if (!urgent)
 		return;
 	slices_take(&p->copied, x, over);

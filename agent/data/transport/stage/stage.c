@@ -294,25 +294,15 @@ void stage_copy(struct core *c, struct stage_buffer *b, unsigned device, bool to
 		dray_list_add(ret == -EAGAIN ? &st->starved : &st->failed, &b->copy_link);
 }
 
-void stage_await(struct core *c, struct stage_buffer *b)
+void stage_stop(struct core *c, struct stage_buffer *b, bool urgent)
 {
 	if (!b->busy)
 		return;
 	if (dray_list_empty(&b->copy_link))
-		gpu_await(c, &b->task);
+		gpu_task_stop(c, &b->task, urgent);
 	else
 		finished(c, b, DRAY_E_CANCELLED);
-}
-
-void stage_finish(struct core *c, struct stage_buffer *b)
-{
-	if (!b->busy)
-		return;
-	if (dray_list_empty(&b->copy_link))
-		gpu_finish(c, &b->task);
-	else
-		finished(c, b, DRAY_E_CANCELLED);
-	dray_assert(!b->busy);
+	dray_assert(!urgent || !b->busy);
 }
 
 bool stage_wants(const struct core *c)

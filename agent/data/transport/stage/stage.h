@@ -2,7 +2,7 @@
 /*
  * Staging: pinned host memory for bytes of GPU memory that no device can move to their destination
  * directly. A buffer is filled from GPU memory before it is sent (gather), or received into and then copied
- * to GPU memory (scatter). Worker thread only. Nothing blocks except stage_finish().
+ * to GPU memory (scatter). Worker thread only. Nothing blocks except an urgent stage_stop().
  *
  * The pool is cut into buffers of one size, stage_unit(), so it does not fragment. One half is for this
  * agent's transfers, which keep buffers until a peer has answered; the other half is for requests of peers.
@@ -89,7 +89,7 @@ void stage_lose(struct stage_buffer *b, unsigned device);
 /* No copy of the device is in flight any more: it accesses no buffer. */
 void stage_device_ended(struct core *c, unsigned device);
 /*
- * Makes a buffer of other pinned memory, for stage_copy() and stage_finish() only. One copy may have up to
+ * Makes a buffer of other pinned memory, for stage_copy() and stage_stop() only. One copy may have up to
  * PMSG_FRAME_BYTES_MAX.
  */
 void stage_buffer_init(struct stage_buffer *b, uint8_t *base, enum dmsg_class class);
@@ -101,18 +101,16 @@ void stage_wait(struct core *c, struct stage_waiter *w, enum stage_use use, enum
 /*
  * Copies between the buffer and its ranges on one device: to_gpu scatters, otherwise gathers. done() runs
  * exactly once, never inside the call, with b->code 0, GPU_LOST if the device is lost or not up, or INTERNAL if the driver
- * refused the copy. done() only notes the end: it ends no transfer and calls no stage_finish().
+ * refused the copy. done() only notes the end: it ends no transfer and calls no stage_stop().
  */
 void stage_copy(struct core *c, struct stage_buffer *b, unsigned device, bool to_gpu,
 		void (*done)(struct core *c, struct stage_buffer *b));
 
-/* The copy of a busy buffer was stopped: done() runs within the call with CANCELLED if no byte has moved, else as after gpu_await(). */
-void stage_await(struct core *c, struct stage_buffer *b);
 /*
- * For urgent stops: when this returns, done() of a busy buffer has run and no byte moves any more.
- * CANCELLED: no byte had moved. Takes at most as long as gpu_finish().
+ * The copy of a busy buffer was stopped. If no byte of it has moved, done() runs within the call with CANCELLED; else it ends as after
+ * gpu_task_stop(). urgent: when this returns, done() has run and no byte moves any more.
  */
-void stage_finish(struct core *c, struct stage_buffer *b);
+void stage_stop(struct core *c, struct stage_buffer *b, bool urgent);
 
 /* Submits copies that the queues had no room for: once a turn, after transport gpu's progress(). */
 void stage_progress(struct core *c);

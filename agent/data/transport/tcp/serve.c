@@ -52,10 +52,7 @@ static void buffer_ready(struct core *c, struct stage_waiter *w)
 static void chunks_stop(struct serve_frame *f, bool urgent)
 {
 	dray_list_for_each(&f->chunks, b, struct stage_buffer, link)
-		if (urgent)
-			stage_finish(serve_core(f->serve), b);
-		else
-			stage_await(serve_core(f->serve), b);
+		stage_stop(serve_core(f->serve), b, urgent);
 }
 
 static void chunk_release(struct serve *v)
