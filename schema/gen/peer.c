@@ -78,6 +78,8 @@ const char *pmsg_type_name(unsigned int type)
 		return "notify_reply";
 	case PMSG_DRAINING:
 		return "draining";
+	case PMSG_RESUMED:
+		return "resumed";
 	case PMSG_BYE:
 		return "bye";
 	case PMSG_PORTS:
@@ -603,6 +605,16 @@ int pmsg_draining_encode(void *buf, size_t cap, uint64_t request_id, const struc
 		return -EMSGSIZE;
 	p = start(buf, PMSG_DRAINING, length, request_id);
 	dray_le_put32(p + 0, m->deadline_ms);
+	return (int)(PMSG_HEADER_SIZE + length);
+}
+
+int pmsg_resumed_encode(void *buf, size_t cap, uint64_t request_id, const struct pmsg_resumed *m)
+{
+	size_t length = 0;
+
+	if (cap < PMSG_HEADER_SIZE + length)
+		return -EMSGSIZE;
+	start(buf, PMSG_RESUMED, length, request_id);
 	return (int)(PMSG_HEADER_SIZE + length);
 }
 
@@ -1928,6 +1940,8 @@ int pmsg_body_encode(unsigned int type, void *buf, size_t cap, uint64_t request_
 		return pmsg_notify_reply_encode(buf, cap, request_id, NULL);
 	case PMSG_DRAINING:
 		return pmsg_draining_encode(buf, cap, request_id, &m->draining);
+	case PMSG_RESUMED:
+		return pmsg_resumed_encode(buf, cap, request_id, NULL);
 	case PMSG_BYE:
 		return pmsg_bye_encode(buf, cap, request_id, &m->bye);
 	case PMSG_PORTS:

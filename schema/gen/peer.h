@@ -136,7 +136,8 @@ const char *pmsg_check_result_name(unsigned int v); /* "?" if unknown */
 #define PMSG_FEATURE_FIND 256u /* Frames find, if both sides have store. Since 1.4. */
 /* Frames find with a room, if both sides have find. Since 1.4. */
 #define PMSG_FEATURE_TRAILING 512u
-#define PMSG_FEATURE_ALL 1023u
+#define PMSG_FEATURE_RESUMED 1024u /* RESUMED. Since 1.4. */
+#define PMSG_FEATURE_ALL 2047u
 
 /*
  * The objects are looked up again before they are read. What is on disk is busy, and is read into
@@ -163,6 +164,7 @@ enum pmsg_type {
 	PMSG_NOTIFY = 0x0008,
 	PMSG_NOTIFY_REPLY = 0x8008,
 	PMSG_DRAINING = 0x0009,
+	PMSG_RESUMED = 0x0020,
 	PMSG_BYE = 0x000a,
 	PMSG_PORTS = 0x000b,
 	PMSG_KEYS = 0x000c,
@@ -841,6 +843,16 @@ struct pmsg_draining {
 int pmsg_draining_decode(const void *body, size_t len, struct pmsg_draining *ret,
 	struct dray_err *reterr);
 int pmsg_draining_encode(void *buf, size_t cap, uint64_t request_id, const struct pmsg_draining *m);
+
+#define PMSG_RESUMED_MIN 0
+#define PMSG_RESUMED_BODY_MAX 0
+/*
+ * The drain of the sender is undone: it accepts imports again. Sent to agents with the feature
+ * resumed; others learn it when an import or a letter is accepted. Since 1.4.
+ */
+struct pmsg_resumed {
+};
+int pmsg_resumed_encode(void *buf, size_t cap, uint64_t request_id, const struct pmsg_resumed *m);
 
 #define PMSG_BYE_MIN 4
 #define PMSG_BYE_BODY_MAX 4

@@ -369,6 +369,8 @@ def test_required_segment(new_agent, lab):
     there.ctl("drain", "--stay", "--wait")
     until(lambda: not state(), "the peer's drain")
     assert "draining" in conditions(ask(here, "/readyz")[2])[name]["reason"]
+    there.ctl("resume")
+    until(state, "the peer's resume")
     there.stop()
     until(lambda: not state())
 

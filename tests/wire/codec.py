@@ -3034,7 +3034,8 @@ PEER_FEATURE_STORE = 64  # STORE_LOOKUP, which an agent that lends nothing refus
 PEER_FEATURE_KEEP = 128  # STORE_KEEP, if both sides have store. Since 1.4.
 PEER_FEATURE_FIND = 256  # Frames find, if both sides have store. Since 1.4.
 PEER_FEATURE_TRAILING = 512  # Frames find with a room, if both sides have find. Since 1.4.
-PEER_FEATURE_ALL = 1023
+PEER_FEATURE_RESUMED = 1024  # RESUMED. Since 1.4.
+PEER_FEATURE_ALL = 2047
 
 # The objects are looked up again before they are read. What is on disk is busy, and is read into
 # memory meanwhile; and such lookups together lease half of what others may, so that what they hold
@@ -3058,6 +3059,7 @@ PEER_MSG_STREAM_RESET_REPLY = 0x8007
 PEER_MSG_NOTIFY = 0x0008
 PEER_MSG_NOTIFY_REPLY = 0x8008
 PEER_MSG_DRAINING = 0x0009
+PEER_MSG_RESUMED = 0x0020
 PEER_MSG_BYE = 0x000a
 PEER_MSG_PORTS = 0x000b
 PEER_MSG_KEYS = 0x000c
@@ -3106,6 +3108,7 @@ PEER_TYPE_NAMES = {
     PEER_MSG_NOTIFY: "notify",
     PEER_MSG_NOTIFY_REPLY: "notify_reply",
     PEER_MSG_DRAINING: "draining",
+    PEER_MSG_RESUMED: "resumed",
     PEER_MSG_BYE: "bye",
     PEER_MSG_PORTS: "ports",
     PEER_MSG_KEYS: "keys",
@@ -3562,6 +3565,19 @@ def peer_unpack_draining(body):
         raise _short("draining")
     deadline_ms, = _PEER_DRAINING_0.unpack_from(body)
     return PeerDraining(deadline_ms)
+
+
+# The drain of the sender is undone: it accepts imports again. Sent to agents with the feature
+# resumed; others learn it when an import or a letter is accepted. Since 1.4.
+PeerResumed = namedtuple("PeerResumed", "")
+
+
+def peer_pack_resumed(request_id=0):
+    return peer_build(PEER_MSG_RESUMED, request_id)
+
+
+def peer_unpack_resumed(body):
+    return PeerResumed()
 
 
 # Orderly end of the connection: the receiver reconnects only when it needs to.
@@ -4525,6 +4541,7 @@ PEER_UNPACK = {
     PEER_MSG_NOTIFY: peer_unpack_notify,
     PEER_MSG_NOTIFY_REPLY: peer_unpack_notify_reply,
     PEER_MSG_DRAINING: peer_unpack_draining,
+    PEER_MSG_RESUMED: peer_unpack_resumed,
     PEER_MSG_BYE: peer_unpack_bye,
     PEER_MSG_PORTS: peer_unpack_ports,
     PEER_MSG_KEYS: peer_unpack_keys,

@@ -237,6 +237,9 @@ static void dispatch(struct peer *peer, uint16_t type, uint64_t id, const union 
 	case PMSG_DRAINING:
 		handle_draining(peer);
 		break;
+	case PMSG_RESUMED:
+		peer_event(peer, PEER_EVENT_RESUMED);
+		break;
 	case PMSG_BYE:
 		handle_bye(peer, m->bye.code);
 		break;

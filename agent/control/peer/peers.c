@@ -256,10 +256,12 @@ void peers_drain(struct peers *p, uint32_t deadline_ms)
 			peer_announce_drain(peer);
 }
 
-/* The protocol has no message for this: a peer learns it from its next successful import. */
 void peers_resume(struct peers *p)
 {
 	p->draining = false;
+	dray_list_for_each(&p->all, peer, struct peer, all_link)
+		if (peer_fsm_is_up(&peer->fsm) && peer->features & PMSG_FEATURE_RESUMED)
+			peer_send(peer, PMSG_RESUMED, 0, NULL);
 }
 
 void peers_stop(struct peers *p, void (*done)(void *arg), void *arg)
