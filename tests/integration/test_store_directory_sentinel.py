@@ -78,6 +78,31 @@ def test_no_sentinel(service, agents):  # noqa: F811
         finds(here, key=b"value")
 
 
+@pytest.mark.parametrize("answer", [b"*-1\r\n", b"-ERR no such thing\r\n", b":1\r\n", b"*2\r\n$9\r\n127.0.0.1\r\n$1\r\n1\r\n"],
+                         ids=["unknown", "error", "nonsense", "former"])
+def test_sentinel_that_is_wrong(lab, service, agents, answer):  # noqa: F811
+    """The next one is asked after one that answers, but names no primary, or one that is not there any more."""
+    primary, _, sentinel = service
+    with lab.hosts[0].socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+
+        def serve():
+            with contextlib.suppress(OSError):
+                while True:
+                    with listener.accept()[0] as s:
+                        while data := s.recv(1 << 20):
+                            s.sendall(b"+PONG\r\n" if b"PING" in data else answer)
+
+        threading.Thread(target=serve, daemon=True).start()
+        a, = agents(f"redis-sentinel://127.0.0.1:{listener.getsockname()[1]},127.0.0.1:{sentinel.port}#mymaster", "a")
+        with User(a, space="kv") as user:
+            assert user.put(b"key", b"value") == Status.OK
+            entered(primary, b"key", a)
+        a.stop()
+        listener.shutdown(socket.SHUT_RDWR)
+
+
 def test_a_primary_that_redirects(lab, agents):  # noqa: F811
     """It says MOVED, as a server of a cluster does. The agent refuses that, and takes no map of a cluster, also when another primary follows."""
     words = [[], [], []]  # that the sentinel and both primaries have got

@@ -126,8 +126,8 @@ void batches_free(struct directory *d);
 /* 0, or -errno with reterr. */
 int servers_init(struct directory *d, struct dray_err *reterr);
 void servers_deinit(struct directory *d);
-/* The sentinels say that this is the primary. 0 or -ENOMEM. */
-int servers_set(struct directory *d, const struct directory_host *at);
+/* The sentinels say that this is the primary. False: it was that before, or there is no memory. */
+bool servers_set(struct directory *d, const struct directory_host *at);
 /* One of them is up. */
 bool servers_are_up(const struct directory *d);
 /* The server that has the key, as far as that is known, if it accepts commands. NULL: none does. */

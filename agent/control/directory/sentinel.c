@@ -21,6 +21,7 @@ struct sentinels {
 	struct link *link; /* to one of them; NULL: the timer runs */
 	unsigned at;       /* that one */
 	unsigned failures; /* one after the other */
+	bool vain;         /* its last answer has not helped */
 	sd_event_source *timer;
 };
 
@@ -66,6 +67,7 @@ static void on_answer(void *arg, uint32_t i, const redisReply *r)
 
 	if (!r)
 		return;
+	d->sentinels->vain = true;
 	if (r->type == REDIS_REPLY_NIL || (r->type == REDIS_REPLY_ARRAY && !r->elements))
 		failed(d, DRAY_E_NOT_FOUND,
 		       "it does not know the service behind # in store.directory");
@@ -74,7 +76,7 @@ static void on_answer(void *arg, uint32_t i, const redisReply *r)
 	else if (!address_get(r, &at))
 		failed(d, DRAY_E_PROTOCOL, "its answer is malformed");
 	else
-		servers_set(d, &at);
+		d->sentinels->vain = !servers_set(d, &at);
 }
 
 static struct link_word word(const char *text)
@@ -104,14 +106,20 @@ static void on_up(void *arg)
 	ask(ss);
 }
 
+static void leave(struct sentinels *ss)
+{
+	ss->link = link_free(ss->link);
+	ss->at = (ss->at + 1) % ss->d->url.n_hosts;
+	ss->vain = false;
+}
+
 /* The next one is asked instead. */
 static void on_down(void *arg, const struct dray_err *why)
 {
 	struct sentinels *ss = arg;
 
 	failed(ss->d, why->code, why->msg);
-	ss->link = link_free(ss->link);
-	ss->at = (ss->at + 1) % ss->d->url.n_hosts;
+	leave(ss);
 	wake_in(ss, backoff_spread(backoff_pause(++ss->failures, PAUSE_MIN_NS, PAUSE_MAX_NS)));
 }
 
@@ -140,10 +148,15 @@ static int on_timer(sd_event_source *source, uint64_t usec, void *arg)
 {
 	struct sentinels *ss = arg;
 
-	if (!ss->link)
-		connect_to_next(ss);
-	else if (!servers_are_up(ss->d))
+	if (ss->link && servers_are_up(ss->d))
+		return 0;
+	/* one that is cut off from the others may not know the primary that they have made */
+	if (ss->vain && ss->d->url.n_hosts > 1)
+		leave(ss);
+	if (ss->link)
 		ask(ss);
+	else
+		connect_to_next(ss);
 	return 0;
 }
 

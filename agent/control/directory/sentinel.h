@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Sentinels, which know the primary of a service: one after the other is asked, until one answers, and again while the primary that it
- * has named cannot be used.
+ * Sentinels, which know the primary of a service: one after the other is asked, until one names another primary than before, and again
+ * while that cannot be used.
  */
 #pragma once
 

@@ -264,19 +264,19 @@ void servers_answer(struct server *s, const redisReply *r)
 		sd_event_source_set_enabled(d->servers.timer, SD_EVENT_ONESHOT);
 }
 
-int servers_set(struct directory *d, const struct directory_host *at)
+bool servers_set(struct directory *d, const struct directory_host *at)
 {
 	struct servers *ss = &d->servers;
 	struct server *old = ss->v[0], *new;
 	struct dray_err why;
 
 	if (old && same(&old->at, at))
-		return 0;
+		return false;
 	new = server_new(d, at, NULL);
 	if (!new)
-		return -ENOMEM;
+		return false;
 	if (!old)
-		return 0;
+		return true;
 	ss->v[--ss->n] = NULL;
 	ss->v[0] = new;
 	batches_lose(old);
@@ -284,7 +284,7 @@ int servers_set(struct directory *d, const struct directory_host *at)
 	entries_pause(d);
 	why = dray_err_of(DRAY_E_PEER_LOST, "the sentinels have named it as the primary");
 	directory_set(d, DIRECTORY_DOWN, &why);
-	return 0;
+	return true;
 }
 
 int servers_init(struct directory *d, struct dray_err *reterr)
