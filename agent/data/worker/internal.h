@@ -218,6 +218,7 @@ struct store_call {
 /* store.c: STORE_PUT to STORE_RELEASE. It is answered now or later, unless err is set. */
 void store_request(struct wsession *s, const struct store_call *q, const uint8_t *body,
 		   uint32_t length, struct dray_err *err);
+/* store_begin.c */
 /* Goes on with session->begins; or drops it, if there is any. */
 void store_begin_on(struct wsession *s);
 void store_begin_drop(struct wsession *s);

@@ -97,6 +97,28 @@ static inline bool batch_puts(const struct batch *b)
 	return b->call.type == DMSG_STORE_PUT;
 }
 
+/* PUT and GET of a client. It is answered now or later, unless err is set. */
+void batch_request(struct wsession *s, const struct store_call *call, const uint8_t *body,
+		   uint32_t length, const union dmsg_body *m, struct dray_err *err);
+
+/* Both requests have the same fields. */
+struct batch_request {
+	const struct store_call *call;
+	const struct dmsg_store_put *m;
+	struct store_member *member;
+	struct worker *worker;
+	uint32_t item, range; /* the next ones */
+};
+
+/* Looks at the next keys, which are in the scratch. False: there are more, for the next turns. */
+bool items_begin(struct wsession *s, struct batch_request *q, struct batch *b);
+/* All keys have been looked at. Consumes the batch. */
+void batch_begun(struct wsession *s, const struct batch_request *q, struct batch *begun,
+		 struct dray_err *err);
+/* store_begin.c: the rest of its keys is looked at later. Consumes the batch. */
+void begin_later(struct wsession *s, const struct batch_request *q, const uint8_t *body,
+		 uint32_t length, struct batch *b, struct dray_err *err);
+
 /*
  * store_fetch.c: asks other agents for the keys that a GET did not find here. True: it has taken the batch, and the answer follows.
  * False: there is nothing to ask, or err is set.
