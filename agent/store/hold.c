@@ -9,6 +9,8 @@
 #include "agent/store/internal.h"
 #include "schema/gen/errors.h"
 
+/* Objects that one PIN or READ evicts: those that store_load() has to evict are gone by then. */
+#define EVICTIONS_MAX 64
 /*
  * store_user_free() frees so many holds itself. The thread of the store frees the others, as many at a time, with pauses: a worker that
  * waits for the lock has to wake up first, and would not get it from a thread that takes it again at once.
@@ -256,11 +258,39 @@ static struct dmsg_store_result pin(struct store_user *u, struct store_member *m
 	return r;
 }
 
+/* False: it has to evict more. */
+/* False: it has to evict more. */
+static bool load_one(struct store_user *u, struct store_member *m, struct store_key key,
+		     struct turns_share *share, struct store_effort *e)
+{
+	struct store_object *o;
+
+	e->more = false;
+	pthread_mutex_lock(&u->store->lock);
+	o = item_find(m->space, key);
+	if (o && !is_too_large(u, o))
+		item_fetch(o, share, e);
+	pthread_mutex_unlock(&u->store->lock);
+	return !e->more;
+}
+
+bool store_load(struct store_user *u, struct store_member *m, const struct store_key *keys,
+		uint32_t n, uint32_t *at, struct turns_share *share, struct store_effort *e)
+{
+	share->member = m;
+	for (; *at < n; ++*at) {
+		if (!load_one(u, m, keys[*at], share, e))
+			return false;
+		e->of_key = 0;
+	}
+	return true;
+}
+
 uint32_t store_pin(struct store_user *u, struct store_member *m, const struct store_key *keys,
 		   uint32_t n, struct dmsg_store_result *ret)
 {
 	struct turns_share share = { .member = m };
-	struct store_effort e = { .done = 0 };
+	struct store_effort e = { .max = EVICTIONS_MAX };
 
 	for (uint32_t i = 0; i < n; i++) {
 		e.of_key = 0;
@@ -381,7 +411,7 @@ uint32_t store_read(struct store_user *u, struct store_member *m, const struct s
 		    uint32_t n, struct dmsg_store_place *ret, struct store_files *files)
 {
 	struct turns_share share = { .member = m };
-	struct store_effort e = { .done = 0 };
+	struct store_effort e = { .max = EVICTIONS_MAX };
 
 	files->n = 0;
 	for (uint32_t i = 0; i < n; i++) {

@@ -160,6 +160,11 @@ int64_t store_peer_timeout_ns(const struct store *s)
 	return s->cfg.peer_timeout_ns;
 }
 
+bool store_has_disk(const struct store *s)
+{
+	return s && s->tier;
+}
+
 uint32_t store_leases_max(const struct store *s)
 {
 	return s->cfg.leases_max;

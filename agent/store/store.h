@@ -240,7 +240,15 @@ void store_exists(struct store_member *m, const struct store_key *keys, uint32_t
 		  struct dmsg_store_result *ret);
 void store_remove(struct store_member *m, const struct store_key *keys, uint32_t n,
 		  struct dmsg_store_result *ret);
-/* Returns how many objects it has evicted. */
+/* NULL is allowed. */
+bool store_has_disk(const struct store *s);
+/*
+ * Before a PIN or READ: begins to read those of these keys that are only on disk, from *at on, which is n at the end. False: it has
+ * evicted as many objects as the effort allows, and goes on in another call.
+ */
+bool store_load(struct store_user *u, struct store_member *m, const struct store_key *keys,
+		uint32_t n, uint32_t *at, struct turns_share *share, struct store_effort *e);
+/* Evicts only a few objects for what is only on disk; store_load() makes room for it. Returns how many. */
 uint32_t store_pin(struct store_user *u, struct store_member *m, const struct store_key *keys,
 		   uint32_t n, struct dmsg_store_result *ret);
 void store_unpin(struct store_user *u, struct store_member *m, const struct store_key *keys,

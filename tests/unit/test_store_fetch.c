@@ -123,6 +123,9 @@ static const struct transport_ops fake = { .id = DMSG_TRANSPORT_TCP,
 
 static dray_handle segment_added(void *arg, struct store_segment *g)
 {
+	/* the tests that use one need no other */
+	if (rig.segment)
+		return SEGMENT + 1;
 	rig.segment = calloc(1, sizeof(*rig.segment) + sizeof(rig.segment->extents[0]));
 	assert_non_null(rig.segment);
 	rig.segment->o = (struct object_view){ .kind = OBJECT_REGION,
@@ -143,7 +146,13 @@ static void count_nothing(struct owner_account *a)
 {
 }
 
-static void make(int64_t peer_timeout_ns, bool keep_copies)
+static struct owner_account *account_of(void *arg, const char *tenant, uint32_t uid)
+{
+	return NULL;
+}
+
+/* disk: the folder of a disk tier; NULL: without one. */
+static void make(int64_t peer_timeout_ns, bool keep_copies, const char *disk)
 {
 	struct dray_err err = DRAY_ERR_NULL;
 	struct store_config cfg = {
@@ -161,6 +170,7 @@ static void make(int64_t peer_timeout_ns, bool keep_copies)
 		.n_spaces = 1,
 		.keep = count_nothing,
 		.release = count_nothing,
+		.disk = { .dir = disk, .bytes = 64 * MIB, .threads = 1, .account = account_of },
 	};
 	struct core *c;
 
@@ -185,27 +195,34 @@ static void make(int64_t peer_timeout_ns, bool keep_copies)
 
 static int set_up(void **state)
 {
-	make(3600 * DRAY_NS_PER_SEC, true);
+	make(3600 * DRAY_NS_PER_SEC, true, NULL);
 	return 0;
 }
 
 /* Bytes go to the memory of the client. */
 static int set_up_straight(void **state)
 {
-	make(3600 * DRAY_NS_PER_SEC, false);
+	make(3600 * DRAY_NS_PER_SEC, false, NULL);
 	return 0;
 }
 
 /* Each turn of the worker looks whether agents are silent. */
 static int set_up_looking(void **state)
 {
-	make(0, true);
+	make(0, true, NULL);
+	return 0;
+}
+
+static int set_up_with_disk(void **state)
+{
+	cm_dir_set_up(state);
+	make(3600 * DRAY_NS_PER_SEC, true, cm_dir);
 	return 0;
 }
 
 static int set_up_straight_looking(void **state)
 {
-	make(0, false);
+	make(0, false, NULL);
 	return 0;
 }
 
@@ -250,6 +267,20 @@ static int tear_down(void **state)
 	assert_true(store_free(rig.store));
 	sd_event_unref(rig.event);
 	return 0;
+}
+
+static void until_written(void)
+{
+	while (store_totals(rig.store).disk_pending_bytes)
+		assert_true(sd_event_run(rig.event, UINT64_MAX) > 0);
+}
+
+static int tear_down_with_disk(void **state)
+{
+	/* what waits for the disk counts at the account, which the next test has, too */
+	until_written();
+	tear_down(state);
+	return cm_dir_tear_down(state);
 }
 
 static struct wsession *session(void)
@@ -1953,25 +1984,36 @@ static void test_keep_without_share(void **state)
 
 /* --- what requests evict ------------------------------------------------------------------------------ */
 
-/* Fills the store with the smallest objects. */
-static void fill(void)
+static struct store_member *join(void)
 {
 	struct dray_err err = DRAY_ERR_NULL;
 	struct store_member *m;
-	struct store_object *o;
 
 	/* its first request makes the session a user of the store */
 	unpin(1, "a");
 	told(DMSG_STORE_UNPIN_REPLY, 1, "N");
 	m = store_join(session()->store, (struct dray_str){ "kv", 2 }, &err);
 	assert_non_null(m);
-	for (uint32_t i = 0; !store_totals(rig.store).evictions; i++) {
-		struct store_key key = { (const uint8_t *)&i, sizeof(i) };
+	return m;
+}
 
-		assert_int_equal(store_put_begin(m, key, 64, 1, &(struct store_effort){ 0 }, &o),
-				 DMSG_STORE_STATUS_OK);
-		assert_int_equal(store_put_end(o, true), DMSG_STORE_STATUS_OK);
-	}
+static void put_here(struct store_member *m, struct store_key key, uint64_t bytes)
+{
+	struct store_object *o;
+
+	assert_int_equal(store_put_begin(m, key, bytes, 1, &(struct store_effort){ 0 }, &o),
+			 DMSG_STORE_STATUS_OK);
+	assert_int_equal(store_put_end(o, true), DMSG_STORE_STATUS_OK);
+}
+
+/* Fills the store with the smallest objects. */
+static void fill(void)
+{
+	struct store_member *m = join();
+	uint64_t before = store_totals(rig.store).evictions;
+
+	for (uint32_t i = 0; store_totals(rig.store).evictions == before; i++)
+		put_here(m, (struct store_key){ (const uint8_t *)&i, sizeof(i) }, 64);
 }
 
 #define PUT_KEYS 4
@@ -2034,6 +2076,98 @@ static void test_put_evicts_in_turns(void **state)
 	assert_true(store_totals(rig.store).evictions - all >=
 		    PUT_KEYS * PUT_RANGES * 1024 / 64 / 2);
 	put_answered(2, 0, "KKKK");
+}
+
+#define LARGE (256u << 10)
+
+/* These keys, of one letter each, have large objects that are only on disk; memory is full of small ones. */
+static void fill_beside_disk(const char *keys)
+{
+	struct store_member *m = join();
+
+	for (const char *k = keys; *k; k++)
+		put_here(m, (struct store_key){ (const uint8_t *)k, 1 }, LARGE);
+	until_written();
+	store_evict(rig.store, "kv", "", 0, UINT64_MAX);
+	assert_int_equal(store_totals(rig.store).bytes, 0);
+	fill();
+	until_written();
+}
+
+/* The request evicts for the object of one key, in turns. */
+static void evicts_in_turns(const uint8_t *p, int n)
+{
+	uint64_t all = store_totals(rig.store).evictions, before;
+
+	assert_true(n > 0);
+	assert_int_equal(send(rig.ring.clients[0], p, (size_t)n, MSG_NOSIGNAL), n);
+	do {
+		before = store_totals(rig.store).evictions;
+		worker_turn(rig.ring.worker, false);
+		assert_in_range(store_totals(rig.store).evictions - before, 0, 64);
+	} while (store_totals(rig.store).evictions == all || session()->begins);
+	assert_true(store_totals(rig.store).evictions - all >= LARGE / 64 / 2);
+}
+
+static void test_pin_and_read_evict_in_turns(void **state)
+{
+	static uint8_t body[DMSG_MESSAGE_MAX];
+	uint8_t buf[256], blob[2];
+	struct dmsg_store_pin pin = { .space = { "kv", 2 }, .keys = { blob, sizeof(blob) } };
+	struct dmsg_store_read read = { .space = { "kv", 2 }, .keys = { blob, sizeof(blob) } };
+	struct dray_err err = DRAY_ERR_NULL;
+	struct dmsg_store_read_reply m;
+	struct dmsg_store_place place;
+	struct dmsg_header h;
+
+	fill_beside_disk("PR");
+	keys_blob(blob, "P");
+	evicts_in_turns(buf, dmsg_store_pin_encode(buf, sizeof(buf), 2, &pin));
+	told(DMSG_STORE_PIN_REPLY, 2, "K");
+	/* the session takes its next request */
+	keys_blob(blob, "R");
+	evicts_in_turns(buf, dmsg_store_read_encode(buf, sizeof(buf), 3, &read));
+	assert_int_equal(receive(body, &h, true), DMSG_STORE_READ_REPLY);
+	assert_int_equal(dmsg_store_read_reply_decode(body, h.length, &m, &err), 0);
+	dmsg_store_place_get(m.places.p, &place);
+	assert_int_equal(place.status, DMSG_STORE_STATUS_BUSY);
+	while (store_totals(rig.store).disk.reads < 2)
+		assert_true(sd_event_run(rig.event, UINT64_MAX) > 0);
+}
+
+/* The session has begun to evict for a PIN. */
+static void begin_pin(uint64_t id)
+{
+	uint8_t buf[256], blob[2];
+	struct dmsg_store_pin pin = { .space = { "kv", 2 }, .keys = { blob, sizeof(blob) } };
+	int n;
+
+	fill_beside_disk("P");
+	keys_blob(blob, "P");
+	n = dmsg_store_pin_encode(buf, sizeof(buf), id, &pin);
+	assert_true(n > 0);
+	assert_int_equal(send(rig.ring.clients[0], buf, (size_t)n, MSG_NOSIGNAL), n);
+	for (unsigned i = 0; i < 1000 && !session()->begins; i++)
+		worker_turn(rig.ring.worker, false);
+	assert_non_null(session()->begins);
+}
+
+/* It is answered without the object. */
+static void test_pin_at_the_end_of_a_drain(void **state)
+{
+	begin_pin(2);
+	worker_post(rig.ring.worker,
+		    &(struct command){ .type = COMMAND_STOP_TRANSFERS, .code = DRAY_E_DEADLINE });
+	while (session()->begins)
+		worker_turn(rig.ring.worker, false);
+	assert_in_range(store_totals(rig.store).evictions, 0, LARGE / 64 / 2);
+	told(DMSG_STORE_PIN_REPLY, 2, "B");
+}
+
+static void test_pin_of_a_session_that_ends(void **state)
+{
+	begin_pin(2);
+	post((struct command){ .type = COMMAND_SESSION_CLOSE, .session = session()->xs.handle });
 }
 
 static void test_put_of_a_session_that_ends(void **state)
@@ -2105,6 +2239,12 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(test_found, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_put_evicts_in_turns, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_pin_and_read_evict_in_turns, set_up_with_disk,
+						tear_down_with_disk),
+		cmocka_unit_test_setup_teardown(test_pin_at_the_end_of_a_drain, set_up_with_disk,
+						tear_down_with_disk),
+		cmocka_unit_test_setup_teardown(test_pin_of_a_session_that_ends, set_up_with_disk,
+						tear_down_with_disk),
 		cmocka_unit_test_setup_teardown(test_put_of_a_session_that_ends, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_put_at_a_drain, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_put_whose_deadline_passes_before_its_copy,

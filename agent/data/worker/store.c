@@ -199,6 +199,54 @@ static void release_request(struct wsession *s, const struct store_call *q,
 		     dmsg_store_release_reply_encode(buf, sizeof(buf), q->request_id, &answer));
 }
 
+void store_carry_out(struct wsession *s, const struct store_call *q, const union dmsg_body *m,
+		     struct dray_err *err)
+{
+	switch (q->type) {
+	case DMSG_STORE_READ:
+		read_request(s, q, m, err);
+		break;
+	case DMSG_STORE_RELEASE:
+		release_request(s, q, m, err);
+		break;
+	default:
+		keys_request(s, q, m, err);
+	}
+}
+
+bool loads_begin(struct wsession *s, struct loads *l, uint32_t n)
+{
+	bool all;
+
+	/* a key that has begun to evict goes on */
+	l->effort = (struct store_effort){ .max = EVICTIONS_STEP, .of_key = l->effort.of_key };
+	all = store_load(s->store, l->member, s->worker->store_scratch->keys, n, &l->at, &l->share,
+			 &l->effort);
+	owner_charge(s->xs.owner, (uint64_t)l->effort.done * EVICTION_WORK);
+	return all;
+}
+
+/* True: the request is a PIN or READ, and is carried out when there is room for its objects. */
+static bool loads_first(struct wsession *s, const struct store_call *q, const uint8_t *body,
+			uint32_t length, const union dmsg_body *m)
+{
+	/* carrying it out says what is wrong with it */
+	struct dray_err err = DRAY_ERR_NULL;
+	struct loads l = { .at = 0 };
+	int n;
+
+	if (!store_has_disk(s->worker->store) ||
+	    (q->type != DMSG_STORE_PIN && q->type != DMSG_STORE_READ))
+		return false;
+	/* both begin with the same fields */
+	l.member = store_enter(s, m->store_read.space, &err);
+	n = l.member ? store_keys_split(s->worker->store_scratch->keys, DMSG_STORE_KEYS_MAX,
+					m->store_read.keys, &err) :
+		       -EINVAL;
+	return n >= 0 && store_room_check(q, (uint32_t)n, &err) == 0 &&
+	       !loads_begin(s, &l, (uint32_t)n) && loads_go_on_later(s, q, body, length, &l);
+}
+
 void store_request(struct wsession *s, const struct store_call *q, const uint8_t *body,
 		   uint32_t length, struct dray_err *err)
 {
@@ -212,18 +260,8 @@ void store_request(struct wsession *s, const struct store_call *q, const uint8_t
 		return;
 	}
 	core_count(s->worker->core.counters, DRAY_METRIC_STORE_REQUESTS_TOTAL, 1);
-	switch (q->type) {
-	case DMSG_STORE_PUT:
-	case DMSG_STORE_GET:
+	if (q->type == DMSG_STORE_PUT || q->type == DMSG_STORE_GET)
 		batch_request(s, q, body, length, &m, err);
-		break;
-	case DMSG_STORE_READ:
-		read_request(s, q, &m, err);
-		break;
-	case DMSG_STORE_RELEASE:
-		release_request(s, q, &m, err);
-		break;
-	default:
-		keys_request(s, q, &m, err);
-	}
+	else if (!loads_first(s, q, body, length, &m))
+		store_carry_out(s, q, &m, err);
 }

@@ -13,9 +13,8 @@
 #include "agent/model/store_ask.h"
 #include "lib/cleanup.h"
 
-/* Keys of a PUT or GET that are looked at, and objects that it evicts, before other owners have their turn. */
+/* Keys of a PUT or GET that are looked at before other owners have their turn. */
 #define KEYS_STEP 256
-#define EVICTIONS_STEP (TURN_WORK / EVICTION_WORK)
 
 void batch_free(struct batch *b)
 {

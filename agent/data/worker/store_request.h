@@ -4,6 +4,9 @@
 
 #include "agent/data/worker/internal.h"
 
+/* Objects that a request evicts before other owners have their turn. */
+#define EVICTIONS_STEP (TURN_WORK / EVICTION_WORK)
+
 /* For one request at a time. */
 struct store_scratch {
 	struct store_key keys[DMSG_STORE_KEYS_MAX];
@@ -21,3 +24,20 @@ struct store_member *store_enter(struct wsession *s, struct dray_str space,
 struct dray_vec store_results_put(struct store_scratch *t, const struct dmsg_store_result *results,
 				  uint32_t n);
 void store_reply(struct wsession *s, const struct store_call *q, const union dmsg_body *m);
+/* All requests but PUT and GET. It is answered now or later, unless err is set. */
+void store_carry_out(struct wsession *s, const struct store_call *q, const union dmsg_body *m,
+		     struct dray_err *err);
+
+/* Before a PIN or READ is carried out: what is only on disk gets room in memory. */
+struct loads {
+	struct store_member *member;
+	uint32_t at; /* the next key */
+	struct turns_share share;
+	struct store_effort effort;
+};
+
+/* Looks at the next of its n keys, which are in the scratch. False: there is more to do, in the next turns. */
+bool loads_begin(struct wsession *s, struct loads *l, uint32_t n);
+/* store_begin.c: it goes on in the next turns, and then the request is carried out. False: no memory. */
+bool loads_go_on_later(struct wsession *s, const struct store_call *call, const uint8_t *body,
+		       uint32_t length, const struct loads *l);
