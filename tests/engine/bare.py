@@ -24,7 +24,14 @@ from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheTensor,
+    SlidingWindowSpec,
+)
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
@@ -69,9 +76,10 @@ def expected(tokens, layer):
 
 
 class Bare:
-    """One engine. order: of the dimensions layer, block, head, token and content in memory. window: tokens that its layers look at."""
+    """One engine. order: of the dimensions layer, block, head, token and content in memory. window: tokens that its layers look at;
+    chunk: of the chunks within which they look."""
 
-    def __init__(self, name, connector, policy="fail", order="LBHNC", allocation=contextlib.nullcontext, window=None, **arguments):
+    def __init__(self, name, connector, policy="fail", order="LBHNC", allocation=contextlib.nullcontext, window=None, chunk=None, **arguments):
         init_none_hash(sha256)
         transfer = {"engine_id": name, "kv_load_failure_policy": policy, **connector}
         self.name, self.config = name, EngineArgs(
@@ -81,7 +89,9 @@ class Bare:
         self.config.cache_config.num_gpu_blocks = BLOCKS
         self.names = [f"model.layers.{i}.attn" for i in range(LAYERS)]
         sizes = {"block_size": BLOCK, "num_kv_heads": HEADS, "head_size": HEAD, "dtype": torch.bfloat16}
-        spec = SlidingWindowSpec(**sizes, sliding_window=window) if window else FullAttentionSpec(**sizes)
+        self.window, self.chunk = window, chunk
+        spec = SlidingWindowSpec(**sizes, sliding_window=window) if window else \
+            ChunkedLocalAttentionSpec(**sizes, attention_chunk_size=chunk) if chunk else FullAttentionSpec(**sizes)
         size = BLOCKS * BLOCK * BYTES_A_TOKEN
         page = BLOCK * BYTES_A_TOKEN // LAYERS
         strides = (page * BLOCKS, page) if order[0] == "L" else (page, page * LAYERS)
@@ -141,10 +151,12 @@ class Bare:
         connector.get_kv_connector_stats = taken
 
     def check(self, request_id, count):
-        """The blocks of a request hold what belongs to its first tokens; before the window there are none."""
+        """The blocks of a request hold what belongs to its first tokens, as far as the next one looks back; before that there may be none."""
         tokens = list(self.scheduler.requests[request_id].all_token_ids)[:count]
         blocks, places = self._rows(request_id, count)
         kept = blocks != 0
+        seen = max(0, count + 1 - self.window) if self.window else count // self.chunk * self.chunk if self.chunk else 0
+        assert kept[seen:].all(), f"{self.name}: {request_id} has no blocks for all of its tokens {seen} to {count}"
         for number, layer in enumerate(self.layers):
             wanted = expected(tokens, number)[:, None].expand(-1, HEADS, -1)
             assert torch.equal(layer[blocks, :, places][kept], wanted[kept]), f"{self.name}: layer {number} of {request_id} holds other bytes"

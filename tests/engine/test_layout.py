@@ -8,6 +8,7 @@ import torch
 from bare import BLOCK, HEADS, LAYERS, dray, multi, prompt
 from dray import errors
 from dray.vllm import DrayConnector, compat
+from harness import LIMIT, until
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 from vllm.v1.kv_cache_interface import (
     CircularBufferSpec,
@@ -79,6 +80,22 @@ def test_another_window_at_first_contact(bare, sockets, caplog):
     assert not d.loaded()
     d.idle()  # its right may be acquired only now
     p.idle()
+
+
+@pytest.mark.parametrize("mode", ["pull", "push"])
+@pytest.mark.parametrize(("reach", "length"), [
+    ({"window": BLOCK}, 4 * BLOCK - 1), ({"window": BLOCK}, 4 * BLOCK), ({"window": BLOCK + 5}, 3 * BLOCK + 4),
+    ({"chunk": 2 * BLOCK}, 4 * BLOCK), ({"chunk": 2 * BLOCK}, 4 * BLOCK + 9)])
+def test_what_the_last_token_of_the_prompt_looks_at(bare, sockets, mode, reach, length):
+    """D computes that token once more, and it looks further back than the token behind it, for which the engines keep blocks."""
+    p, d = bare("p", dray(sockets[0], mode=mode, lease=LIMIT), **reach), bare("d", dray(sockets[1], mode=mode), **reach)
+    text = prompt(length, 1)
+    request = d.add(text, tokens=2, params=p.offer(text))
+    until(lambda: (d.step(), p.step(), d.answers.get(request))[2], "the end of D's request")
+    here = (length - 1) // reach["chunk"] * reach["chunk"] if "chunk" in reach else 0  # no token looks at what lies before the chunk
+    assert d.answers[request][0] == "LENGTH" and d.loaded() == length - 1 - here
+    p.idle()
+    d.idle()
 
 
 def test_engine_at_sleep_mode_is_refused(bare, sockets):

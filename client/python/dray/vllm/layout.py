@@ -39,6 +39,11 @@ class Group:
     kind: str
     tokens: int
 
+    @property
+    def looks_back_partly(self) -> bool:
+        """True if the engine gives up the blocks in front of what the next token looks at."""
+        return ", window " in self.kind or ", chunks of " in self.kind
+
 
 @dataclass(frozen=True)
 class Tensor:

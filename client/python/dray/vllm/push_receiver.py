@@ -117,7 +117,7 @@ class Receiver:
             load = self._loads[request.request_id] = self._first_sight(request)
         if load.state is not _State.MATCHED:
             return 0, False
-        load.first, load.end = num_computed_tokens, request.num_prompt_tokens
+        load.first, load.end = num_computed_tokens, self._ranks.wanted(request.num_prompt_tokens)
         count = load.end - load.first
         return (count, True) if count > 0 else (0, False)
 

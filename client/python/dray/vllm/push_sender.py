@@ -16,7 +16,7 @@ import math
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import errors
@@ -48,8 +48,8 @@ class _Send:
     """A request of P. announced: D's announcement, with the time at which D gives up.
 
     pushed: tokens before this one were given to the workers. chunks: reports of ranks that are missing, by
-    number. finished: the blocks of a finished request, as numbers and as the engine's objects. expires: of
-    such a request without an announcement. over: no further chunk is given to the workers. failed: D has
+    number. blocks: of a computed prompt, as numbers and as the engine's objects, which are kept. expires: of
+    a finished request without an announcement. over: no further chunk is given to the workers. failed: D has
     been told so. losses: of the session, before the request came.
     """
 
@@ -62,8 +62,8 @@ class _Send:
         self.ends = self.expires = math.inf
         self.pushed = self.numbers = 0
         self.chunks: dict[int, int] = {}
-        self.finished: tuple[Sequence[Sequence[int]], Sequence[Sequence[Any]]] | None = None
-        self.over = self.failed = False
+        self.blocks: tuple[Sequence[Sequence[int]], Sequence[Sequence[Any]]] | None = None
+        self.finished = self.over = self.failed = False
 
     def release(self) -> None:
         for hold in self.holds.values():
@@ -149,12 +149,17 @@ class Sender:
             self._tidy(send)
             return None
         if not send.over:
-            send.finished = blocks, self._objects(send)
+            send.finished = True
             send.expires = time.monotonic() + self._options.lease
-            self.kept.keep(send.key, (block for _, block in self._part(send.finished[1], send.pushed, self._end(send))))
+            if send.blocks is None:
+                self._keep(send, blocks, self._objects(send))
         self._tidy(send)
         return push_params(self._engine_id, request.request_id, send.transfer_id, self._client.segment, self._client.agent_id,
                            self._tp_size)
+
+    def _keep(self, send: _Send, blocks: Sequence[Sequence[int]], objects: Sequence[Sequence[Any]]) -> None:
+        send.blocks = blocks, objects
+        self.kept.keep(send.key, (block for _, block in self._part(objects, send.pushed, self._end(send))))
 
     def _objects(self, send: _Send) -> Sequence[Sequence[Any]]:
         """The engine's objects of the blocks that a request has."""
@@ -222,7 +227,7 @@ class Sender:
     def lost(self) -> None:
         """The session with the agent was lost: announcements of blocks that are kept have failed, or will."""
         for send in list(self._sends.values()):
-            if send.finished is not None and not send.over:
+            if send.finished and not send.over:
                 self._give_up(send, errors.SessionClosed("the session with the agent was lost"))
                 self._tidy(send)
 
@@ -242,15 +247,28 @@ class Sender:
         for send in list(self._sends.values()):
             if not send.over:
                 error = self._broken(send, now)
+                scheduled = output.num_scheduled_tokens.get(send.request.request_id, 0)
                 if error is not None:
                     self._give_up(send, error)
                 elif send.announced is not None:
-                    self._push(send, output.num_scheduled_tokens.get(send.request.request_id, 0), now, metadata)
+                    self._push(send, scheduled, now, metadata)
+                if self._ranks.look_back_partly and not send.over and not send.finished:
+                    self._follow(send, scheduled, output.preempted_req_ids or ())
             self._tidy(send)
         for transfer_id in [known for known, (_, ends) in self._early.items() if now >= ends]:
             del self._early[transfer_id]
         metadata.push_stops += self._stops
         self._stops.clear()
+
+    def _follow(self, send: _Send, scheduled: int, preempted: Collection[str]) -> None:
+        """Keeps the blocks of a prompt that this step completes, because the engine gives up some of them that D needs before the request has finished."""
+        request = send.request
+        if send.blocks is not None and (request.request_id in preempted or request.status.name != "RUNNING"):
+            send.blocks = None
+            self.kept.free(send.key)
+        if send.blocks is None and request.status.name == "RUNNING" and request.num_computed_tokens + scheduled >= request.num_prompt_tokens:
+            held = self.kept.kv_cache_manager.get_blocks(request.request_id)
+            self._keep(send, held.get_block_ids(), [list(group) for group in held.blocks])
 
     def _broken(self, send: _Send, now: float) -> errors.Error | None:
         for hold in send.holds.values():
@@ -265,7 +283,7 @@ class Sender:
 
     def _push(self, send: _Send, scheduled: int, now: float, metadata: StepMetadata) -> None:
         assert send.announced is not None and send.layout is not None
-        if send.finished is None and send.request.status.name != "RUNNING":
+        if send.blocks is None and send.request.status.name != "RUNNING":
             return  # its blocks are not computed, or were given to others
         end, last = self._complete(send, scheduled)
         if end <= send.pushed and not last or not self._ranks.present or not all(hold.remote for hold in send.holds.values()):
@@ -280,7 +298,7 @@ class Sender:
                 return
             target = PushTarget(send.request.request_id, self._ranks.layout, send.layout, send.announced.blocks, remotes,
                                 send.announced.tag, send.pairs, send.ends - now)
-        ids, objects = send.finished or (self.kept.kv_cache_manager.get_block_ids(send.request.request_id), self._objects(send))
+        ids, objects = send.blocks or (self.kept.kv_cache_manager.get_block_ids(send.request.request_id), self._objects(send))
         self.kept.keep((send.key, send.numbers), (block for _, block in self._part(objects, send.pushed, end)))
         metadata.pushes.append(Push(send.key, send.numbers, tuple(tuple(group) for group in ids), send.pushed, end, last, target))
         send.chunks[send.numbers] = len(self._ranks)
@@ -290,7 +308,7 @@ class Sender:
     def _complete(self, send: _Send, scheduled: int) -> tuple[int, bool]:
         """(the token behind the last one that can be written after this step, whether that is the end)."""
         end = self._end(send)
-        computed = end if send.finished is not None else send.request.num_computed_tokens + scheduled
+        computed = end if send.blocks is not None else send.request.num_computed_tokens + scheduled
         if computed >= end:
             return end, True
         unit = math.lcm(*(group.tokens for group in self._ranks.layout.groups))

@@ -82,6 +82,18 @@ class Ranks:
         return self._layout
 
     @property
+    def look_back_partly(self) -> bool:
+        """True if the engine gives up blocks of some layers that a request has computed."""
+        return self._layout is not None and any(group.looks_back_partly for group in self._layout.groups)
+
+    def wanted(self, prompt: int) -> int:
+        """How many tokens of a prompt D loads. It computes the last one once more in any case.
+
+        For a prompt that is loaded as a whole, the engine would keep the blocks that the token behind it looks at, and the last one looks further back.
+        """
+        return prompt - self.look_back_partly
+
+    @property
     def slots(self) -> int | None:
         """How many slots of a bounce buffer all ranks have for outgoing blocks; None: blocks are read in place."""
         counts = [info.slots for info in self._infos.values() if info.slots is not None]

@@ -90,15 +90,17 @@ class _Load:
 class _Send:
     """A request of P. grants: a right for each rank, from the last chunk on.
 
-    slots: where its blocks are read, if they leave through a bounce buffer. losses: of the session, before.
+    slots: where its blocks are read, if they leave through a bounce buffer. blocks: of the whole prompt, if the engine gives up some of them
+    before the request has finished, which this side keeps then. losses: of the session, before.
     """
 
-    __slots__ = ("grants", "losses", "request", "slots")
+    __slots__ = ("blocks", "grants", "losses", "request", "slots")
 
     def __init__(self, request: Request, losses: int) -> None:
         self.request, self.losses = request, losses
         self.grants: list[Grant] = []
         self.slots: Blocks | None = None
+        self.blocks: Blocks | None = None
 
 
 class SchedulerSide:
@@ -125,11 +127,12 @@ class SchedulerSide:
         self._saved: Saved | None = None  # if blocks leave through a bounce buffer
         self._manager: Any = None
         self._lent = Kept()  # blocks of ended loads that D's agent may still write, by request
+        self._read = Kept()  # blocks of requests of P, of which the engine gives up some that D reads
         self._returns: dict[str, int] = {}
 
     def bind(self, kv_cache_manager: Any) -> None:
         """Gives this side the engine's bookkeeping of blocks."""
-        self._manager = self._lent.kv_cache_manager = kv_cache_manager
+        self._manager = self._lent.kv_cache_manager = self._read.kv_cache_manager = kv_cache_manager
 
     def _readable(self, other: EngineLayout) -> tuple[int, ...]:
         """The ranks of another engine from which this engine reads. errors.Unsupported."""
@@ -172,7 +175,7 @@ class SchedulerSide:
 
     def _first_sight(self, request: Request) -> _Load:
         load = _Load(request.request_id)
-        load.end = request.num_prompt_tokens
+        load.end = self.ranks.wanted(request.num_prompt_tokens)
         params = self._member.own(request.kv_transfer_params) or {}
         load.losses = self.ranks.losses()
         wanted: tuple[int, ...] = ()
@@ -253,7 +256,8 @@ class SchedulerSide:
         """Gives out the rights on the blocks of a request whose last chunk is scheduled."""
         request_id = send.request.request_id
         regions = {rank: self.ranks.region(rank) for rank in range(len(self.ranks))}
-        blocks = self._manager.get_block_ids(request_id)
+        held = self._manager.get_blocks(request_id)
+        blocks = held.get_block_ids()
         if self.ranks.slots is not None:
             if self._saved is None:
                 self._saved = Saved(self.ranks.slots)
@@ -269,6 +273,9 @@ class SchedulerSide:
             self._saved.keep(send.slots, send.grants)
             if not send.grants:
                 del self._saves[request_id]
+        elif send.grants and self.ranks.look_back_partly:
+            send.blocks = tuple(map(tuple, blocks))
+            self._read.keep(request_id, (block for group in held.blocks for block in group))
 
     def _give_ranks(self, send: _Send, regions: Mapping[int, Region | None], blocks: Sequence[Sequence[int]]) -> None:
         request_id = send.request.request_id
@@ -287,7 +294,8 @@ class SchedulerSide:
         for grant in send.grants:
             self._grants.end(grant)
         send.grants = []
-        send.slots = None
+        send.slots = send.blocks = None
+        self._read.free(send.request.request_id)
         self._saves.pop(send.request.request_id, None)
 
     def finished(self, request: Request, blocks: Sequence[Sequence[int]]) -> tuple[bool, dict[str, Any] | None]:
@@ -303,7 +311,7 @@ class SchedulerSide:
             if not all(grant.token for grant in send.grants):
                 self._poll()
             if len(send.grants) == len(self.ranks) and all(grant.token and grant.how is None for grant in send.grants):
-                return True, self._member.answer(request, self._offer(send, request, send.slots or blocks))
+                return True, self._member.answer(request, self._offer(send, request, send.slots or send.blocks or blocks))
             why = next((str(grant.error) for grant in send.grants if grant.error), "its agent has not answered")
             _logger.warning("dray: request %s: its blocks are not offered, and D computes them: %s", request.request_id, why)
         self._take_back(send)
@@ -345,6 +353,7 @@ class SchedulerSide:
                 _logger.warning("dray: request %s: the right to read its blocks has ended: %s", request_id, grant.how)
             send = self._held[request_id]
             if all(other.how is not None for other in send.grants):
+                self._read.free(request_id)
                 self._sent.append(request_id)
 
     def build_metadata(self, output: SchedulerOutput) -> StepMetadata:
@@ -423,7 +432,7 @@ class SchedulerSide:
     def idle(self) -> bool:
         """True if nothing is kept for any request; for tests."""
         return not (self._loads or self._allocated or self._prefills or self._held or self._by_grant or self._returns
-                    or len(self._lent) or len(self._grants)
+                    or len(self._lent) or len(self._read) or len(self._grants)
                     or self._saved is not None and not self._saved.idle)
 
     def close(self) -> None:
