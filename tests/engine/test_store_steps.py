@@ -108,6 +108,16 @@ def test_blocks_in_parts(bare, agent):
     assert (counts["hit_tokens"], counts["saved_blocks"], counts["saved_bytes"], counts["existing_blocks"]) == (0, 1, BLOCK_BYTES // HEADS, 0)
 
 
+@pytest.mark.parametrize(("reach", "found"), [({"window": BLOCK}, 4 * BLOCK), ({"window": BLOCK + 1}, 3 * BLOCK), ({"chunk": 2 * BLOCK}, BLOCK)])
+def test_what_the_last_token_of_the_prompt_looks_at(bare, agent, reach, found):
+    """The engine computes that token in any case, and it looks further back than the one behind it."""
+    first, second = bare("first", kept(agent.socket), **reach), bare("second", kept(agent.socket), **reach)
+    text = prompt(4 * BLOCK, 5)
+    served(first, text[:3 * BLOCK + 1])
+    served(first, text)
+    assert served(second, text)["hit_tokens"] == found
+
+
 def test_objects_that_are_gone(bare, agent):
     """A load that fails ends its request, or lets it compute, as vLLM's policy says."""
     first, failing = bare("first", kept(agent.socket)), bare("failing", kept(agent.socket))

@@ -97,6 +97,7 @@ class SchedulerSide:
         self._options, self._client, self._store, self._groups, self._hashes = options, client, store, groups, hashes
         self._weights, self._rest, self._fields = weights, rest, fields
         self._tokens = [group.tokens for group in groups]
+        self._look_back_partly = any(group.looks_back_partly for group in groups)
         self._loads_allowed, self._saves_allowed = loads, saves
         self._directory = Directory(client.agent_id, world_size)
         self.stats = Stats(lambda data: _logger.info("dray: store, last minute: %s", sentence(data)))
@@ -214,9 +215,15 @@ class SchedulerSide:
         return self._known_root()
 
     def _asked_end(self, request: Request) -> int:
-        """The tokens of a request that can be loaded, in whole blocks of all groups."""
-        step = unit(self._groups)
-        return request.num_tokens // step * step
+        """The tokens of a request that can be loaded, in whole blocks of all groups.
+
+        The last token is computed in any case. If it looks at a block that the one behind it does not look at, the engine would not keep that block
+        for a request that is loaded as a whole.
+        """
+        step, end = unit(self._groups), request.num_tokens
+        if self._look_back_partly and any(first_needed(group, end - 1) < first_needed(group, end) for group in self._groups):
+            end -= 1
+        return end // step * step
 
     def _ask(self, request: Request, first: int, root: Root) -> _Load | None:
         """The question for a request; None: it could not be asked."""
