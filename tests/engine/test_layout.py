@@ -6,7 +6,7 @@ import copy
 import pytest
 import torch
 from bare import BLOCK, HEADS, LAYERS, dray, multi, prompt
-from dray import errors
+from dray import Client, errors
 from dray.vllm import DrayConnector, compat
 from harness import LIMIT, until
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
@@ -96,6 +96,21 @@ def test_what_the_last_token_of_the_prompt_looks_at(bare, sockets, mode, reach, 
     assert d.answers[request][0] == "LENGTH" and d.loaded() == length - 1 - here
     p.idle()
     d.idle()
+
+
+@pytest.mark.parametrize("mode", ["pull", "push"])
+def test_remotes_of_workers_are_given_back(bare, sockets, monkeypatch, mode):
+    """The scheduler side's session has acquired them. A session that only borrows them is not told of their end."""
+    borrowed, borrow = [], Client.borrow_remote
+    monkeypatch.setattr(Client, "borrow_remote", lambda client, number: borrowed.append(borrow(client, number)) or borrowed[-1])
+    p, d = bare("p", dray(sockets[0], mode=mode, lease=LIMIT)), bare("d", dray(sockets[1], mode=mode))
+    for seed in range(2):
+        text = prompt(3 * BLOCK, seed)
+        request = d.add(text, params=p.offer(text))
+        until(lambda request=request: (d.step(), p.step(), d.answers.get(request))[2], "the end of D's request")
+        d.idle()
+        p.idle()
+    assert len(borrowed) == 2 and not any(remote.handle for remote in borrowed)
 
 
 def test_engine_at_sleep_mode_is_refused(bare, sockets):

@@ -125,6 +125,20 @@ class Remote:
         return pending
 
 
+class Borrowed:
+    """A remote in the session of a worker."""
+
+    def __init__(self, remote, client):
+        self.remote, self.client = remote, client
+        client.borrowed.add(self)
+
+    def __getattr__(self, name):
+        return getattr(self.remote, name)
+
+    def release(self, *, wait):
+        self.client.borrowed.remove(self)
+
+
 class Region:
     """A rank's region. error: why the agent has not taken it after its restart."""
 
@@ -230,7 +244,7 @@ class Client:
     """As dray.Client, as far as the two sides use it."""
 
     def __init__(self, world, side, name):
-        self.world, self.side, self.name, self.events = world, side, name, deque()
+        self.world, self.side, self.name, self.events, self.borrowed = world, side, name, deque(), set()
         self.path, self.segment = "/run/dray.sock", f"{side.name}:1"
         side.clients[name] = self
 
@@ -256,7 +270,7 @@ class Client:
         return SimpleNamespace(rank=number % 100, length=length)
 
     def borrow_remote(self, number):
-        return self.side.remotes[number]
+        return Borrowed(self.side.remotes[number], self)
 
     def _start(self, region, remote):
         if not self.side.up:
@@ -271,14 +285,14 @@ class Client:
     def read(self, region, remote, ops, *, deadline):
         self._start(region, remote)
         grant = remote.hold.grant
-        return Transfer(self.world, self.side, remote, (grant.owner.side, grant.rank, places(ops[:, 1], ops[:, 2])),
+        return Transfer(self.world, self.side, remote.remote, (grant.owner.side, grant.rank, places(ops[:, 1], ops[:, 2])),
                         (self.side, region.rank, places(ops[:, 0], ops[:, 2])))
 
     def write(self, region, remote, ops, *, notify, deadline):
         self._start(region, remote)
         grant = remote.hold.grant
         assert grant.access == "w" and blocks_of(places(ops[:, 1], ops[:, 2])) <= grant.blocks, "outside of the right"
-        return Transfer(self.world, self.side, remote, (self.side, region.rank, places(ops[:, 0], ops[:, 2])),
+        return Transfer(self.world, self.side, remote.remote, (self.side, region.rank, places(ops[:, 0], ops[:, 2])),
                         (grant.owner.side, grant.rank, places(ops[:, 1], ops[:, 2])), notify)
 
     def open_mailbox(self, name):
@@ -411,6 +425,8 @@ class Side:
             left.append("the scheduler side")
         if not all(one._worker.idle for one in self.workers):
             left.append("a worker side")
+        if any(client.borrowed for client in self.clients.values()):
+            left.append("a borrowed remote")
         return left
 
 

@@ -7,6 +7,7 @@ ended. The holder's side acquires it, uses its remote, renews it while it waits,
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from ..lease import Lease
 from ..pending import Pending
 from .looks import Looks
 
-__all__ = ["AGENT_LOST", "ENDED", "EXPIRED", "PEER_LOST", "USED", "Grant", "Grants", "Hold"]
+__all__ = ["AGENT_LOST", "ENDED", "EXPIRED", "PEER_LOST", "USED", "Grant", "Grants", "Hold", "give_back"]
 
 # how a right ended
 USED, EXPIRED, ENDED, PEER_LOST, AGENT_LOST = "used", "expired", "ended", "peer_lost", "agent_lost"
@@ -105,6 +106,14 @@ class Hold:
                 remote.release(wait=False)
             except errors.Error:
                 pass  # lost just now, which ends the right as well
+
+
+def give_back(borrowed: dict[int, Remote]) -> None:
+    """Ends the loan of remotes that another session of the group has acquired; otherwise the client keeps each until its session ends. Does not wait."""
+    for remote in borrowed.values():
+        with contextlib.suppress(errors.Error):  # the session was lost just now, which ends the loan as well
+            remote.release(wait=False)
+    borrowed.clear()
 
 
 class Grants:

@@ -18,6 +18,7 @@ from ..client import Client
 from ..handles import Region, Remote
 from ..pending import Pending, Transfer
 from . import layout as layouts
+from .grants import give_back
 from .layout import Plan
 from .protocol import Arrival, Push, PushTarget, WorkerMetadata
 
@@ -171,6 +172,7 @@ class PushWorker:
                 metadata.push_errors[key] = str(target.error)
                 target.error = None
             if target.over and not target.chunks:
+                give_back(target.remotes)
                 del self._targets[key]
 
     @property

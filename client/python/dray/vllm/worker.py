@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 from .. import errors
 from ..client import Client
 from ..events import Confirmed, Disconnected, Reconnected
-from ..handles import Region
+from ..handles import Region, Remote
 from ..pending import Transfer
 from . import layout as layouts
+from .grants import give_back
 from .layout import EngineLayout, Group, Plan, RankLayout
 from .looks import Looks
 from .options import DEFAULT_NAME
@@ -53,16 +54,17 @@ class _Running:
     """A load that was handed over.
 
     pieces: what has not been read yet; the first one is being read. queue: ranks of P whose transfer of
-    that piece has not been accepted yet.
+    that piece has not been accepted yet. remotes: borrowed, by the agent's number.
     """
 
-    __slots__ = ("began", "bytes", "ends", "error", "load", "operations", "pieces", "plan", "queue", "transfers")
+    __slots__ = ("began", "bytes", "ends", "error", "load", "operations", "pieces", "plan", "queue", "remotes", "transfers")
 
     def __init__(self, load: Load, now: float) -> None:
         self.load, self.began, self.ends = load, now, now + load.seconds
         self.plan: Plan | None = None
         self.pieces: list[Piece] = []
         self.queue: list[tuple[int, Any]] = []
+        self.remotes: dict[int, Remote] = {}
         self.transfers: list[Transfer] = []
         self.error: errors.Error | None = None
         self.bytes = self.operations = 0
@@ -169,9 +171,10 @@ class WorkerSide:
                     self._end_piece(running, copy=False)
                     continue
                 handle, ops = running.queue[0]
-                remote = self._client.borrow_remote(handle)
+                if handle not in running.remotes:
+                    running.remotes[handle] = self._client.borrow_remote(handle)
                 running.transfers.append(self._client.read(
-                    self._region, remote, ops, deadline=max(0.001, running.ends - now - _MARGIN)))
+                    self._region, running.remotes[handle], ops, deadline=max(0.001, running.ends - now - _MARGIN)))
             except errors.Busy:
                 return
             except errors.Error as e:
@@ -242,6 +245,7 @@ class WorkerSide:
                 self._submit(running, now)
                 return
             del self._running[request_id]
+            give_back(running.remotes)
             self._results.received.add(request_id)
             tokens = running.load.end - running.load.first
             self.stats.loaded(running.bytes, self._blocks(tokens), running.operations, tokens, now - running.began)
@@ -254,7 +258,7 @@ class WorkerSide:
             self._lent[request_id] = running
             self._metadata.lent[request_id] = 1
         else:
-            self._end_piece(running, copy=False)
+            self._leave(running)
         self._fail(request_id, str(running.error), running.error.name)
 
     def _end_piece(self, running: _Running, copy: bool) -> None:
@@ -265,11 +269,16 @@ class WorkerSide:
                 self._bounce.leave(piece, copy)
         running.transfers.clear()
 
+    def _leave(self, running: _Running) -> None:
+        """No transfer of a load that has failed is in flight any more."""
+        self._end_piece(running, copy=False)
+        give_back(running.remotes)
+
     def _check_lent(self) -> None:
         for request_id, running in list(self._lent.items()):
             if not any(transfer.lent() for transfer in running.transfers):
                 del self._lent[request_id]
-                self._end_piece(running, copy=False)
+                self._leave(running)
                 self._metadata.returned[request_id] = 1
 
     def _fail(self, request_id: str, reason: str, name: str) -> None:
