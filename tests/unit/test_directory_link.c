@@ -7,8 +7,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
+#include "agent/control/directory/login.h"
 #include "lib/cleanup.h"
 #include "schema/gen/errors.h"
 #include "tests/unit/cm.h"
@@ -275,6 +278,80 @@ static void test_time_of_the_server(void **state)
 	rig_stop(r);
 }
 
+static SSL_SESSION *session_new(SSL *ssl)
+{
+	static const uint8_t id[] = { 0x13, 0x01 }, key[16] = "0123456789abcde";
+	SSL_SESSION *s = SSL_SESSION_new();
+
+	assert_int_equal(SSL_SESSION_set1_master_key(s, key, sizeof(key)), 1);
+	assert_int_equal(SSL_SESSION_set_cipher(s, SSL_CIPHER_find(ssl, id)), 1);
+	assert_int_equal(SSL_SESSION_set_protocol_version(s, TLS1_3_VERSION), 1);
+	return s;
+}
+
+static int on_use(SSL *ssl, const EVP_MD *md, const unsigned char **id, size_t *n,
+		  SSL_SESSION **ret)
+{
+	*id = (const uint8_t *)"test";
+	*n = 4;
+	*ret = session_new(ssl);
+	return 1;
+}
+
+static int on_find(SSL *ssl, const unsigned char *id, size_t n, SSL_SESSION **ret)
+{
+	*ret = session_new(ssl);
+	return 1;
+}
+
+/* A server that changes its keys again and again, and answers nothing, does not keep the agent from other work. */
+static void test_key_updates(void **state)
+{
+	char empty[] = "";
+	struct dray_config cfg = { .store = { .directory_password_file = empty,
+					      .directory_ca_file = empty,
+					      .directory_cert_file = empty } };
+	struct dray_err err = DRAY_ERR_NULL;
+	SSL_CTX *ctx = SSL_CTX_new(TLS_server_method());
+	struct login login;
+	int fd[2], all, left;
+	SSL *client, *server;
+	char buf[64];
+	size_t n;
+
+	assert_int_equal(login_init(&login, &cfg, true, "", 0, &err), 0);
+	SSL_CTX_set_psk_use_session_callback(login.tls, on_use);
+	SSL_CTX_set_psk_find_session_callback(ctx, on_find);
+	assert_int_equal(SSL_CTX_set_ciphersuites(ctx, "TLS_AES_128_GCM_SHA256"), 1);
+	SSL_CTX_set_num_tickets(ctx, 0);
+	client = SSL_new(login.tls);
+	server = SSL_new(ctx);
+	assert_return_code(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fd), 0);
+	SSL_set_fd(client, fd[0]);
+	SSL_set_fd(server, fd[1]);
+	SSL_set_accept_state(server);
+	for (unsigned i = 0; i < 5; i++) {
+		SSL_connect(client);
+		SSL_do_handshake(server);
+	}
+	assert_true(SSL_is_init_finished(client) && SSL_is_init_finished(server));
+	for (unsigned i = 0; i < 64; i++) {
+		assert_int_equal(SSL_key_update(server, SSL_KEY_UPDATE_NOT_REQUESTED), 1);
+		assert_int_equal(SSL_do_handshake(server), 1);
+	}
+	assert_int_equal(ioctl(fd[0], FIONREAD, &all), 0);
+	assert_int_equal(SSL_read_ex(client, buf, sizeof(buf), &n), 0);
+	assert_int_equal(SSL_get_error(client, 0), SSL_ERROR_WANT_READ);
+	assert_int_equal(ioctl(fd[0], FIONREAD, &left), 0);
+	assert_in_range(left, all - all / 32, all - 1);
+	SSL_free(client);
+	SSL_free(server);
+	SSL_CTX_free(ctx);
+	login_deinit(&login);
+	close(fd[0]);
+	close(fd[1]);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -283,6 +360,7 @@ int main(void)
 		cmocka_unit_test(test_greets_and_closes),
 		cmocka_unit_test(test_end_of_an_op_without_commands),
 		cmocka_unit_test(test_time_of_the_server),
+		cmocka_unit_test(test_key_updates),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -10,6 +10,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -247,6 +248,33 @@ static void test_same_key(void **state)
 	pair_close(&p);
 }
 
+/* A peer that changes its keys again and again, and sends no bytes, does not keep the reader from other work. */
+static void test_key_updates(void **state)
+{
+	struct dray_err err = DRAY_ERR_NULL;
+	int r, all, left;
+	char buf[64];
+	struct pair p;
+	size_t n;
+
+	pair_open(&p, key_a, "dray", key_a, "dray");
+	for (unsigned i = 0; i < 64; i++) {
+		assert_int_equal(SSL_key_update(p.c.ssl, SSL_KEY_UPDATE_NOT_REQUESTED), 1);
+		assert_int_equal(SSL_do_handshake(p.c.ssl), 1);
+	}
+	assert_int_equal(tls_write(&p.c, "hello", 5, &n, &err), 0);
+	assert_int_equal(ioctl(p.fd[0], FIONREAD, &all), 0);
+	assert_int_equal(tls_read(&p.s, buf, sizeof(buf), &n, &err), TLS_E_AGAIN);
+	assert_int_equal(ioctl(p.fd[0], FIONREAD, &left), 0);
+	assert_in_range(left, all - all / 32, all - 1);
+	do {
+		r = tls_read(&p.s, buf, sizeof(buf), &n, &err);
+	} while (r == TLS_E_AGAIN && ioctl(p.fd[0], FIONREAD, &left) == 0 && left);
+	assert_int_equal(r, 0);
+	assert_memory_equal(buf, "hello", 5);
+	pair_close(&p);
+}
+
 static void test_keys_differ_each_time(void **state)
 {
 	uint8_t a[32], b[32];
@@ -437,6 +465,7 @@ int main(void)
 		cmocka_unit_test(test_key_lengths),
 		cmocka_unit_test(test_key_file),
 		cmocka_unit_test(test_same_key),
+		cmocka_unit_test(test_key_updates),
 		cmocka_unit_test(test_keys_differ_each_time),
 		cmocka_unit_test(test_wrong_key),
 		cmocka_unit_test(test_two_keys),

@@ -104,6 +104,8 @@ static int tls_init(struct login *l, const struct dray_config *cfg, struct dray_
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for TLS");
 	SSL_CTX_set_mode(l->tls, SSL_MODE_RELEASE_BUFFERS | SSL_MODE_ENABLE_PARTIAL_WRITE |
 					 SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
+	/* a read ends after a message of TLS itself: a server that sends nothing else must not keep this thread */
+	SSL_CTX_clear_mode(l->tls, SSL_MODE_AUTO_RETRY);
 	SSL_CTX_set_min_proto_version(l->tls, TLS1_2_VERSION);
 	SSL_CTX_set_session_cache_mode(l->tls, SSL_SESS_CACHE_OFF);
 	SSL_CTX_set_verify(l->tls, SSL_VERIFY_PEER, NULL);

@@ -99,6 +99,8 @@ static int ctx_setup(SSL_CTX *ctx)
 					 SSL_OP_NO_COMPRESSION | SSL_OP_CIPHER_SERVER_PREFERENCE);
 	SSL_CTX_set_mode(ctx, SSL_MODE_RELEASE_BUFFERS | SSL_MODE_ENABLE_PARTIAL_WRITE |
 				      SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
+	/* a read ends after a message of TLS itself: a peer that sends nothing else must not keep this thread */
+	SSL_CTX_clear_mode(ctx, SSL_MODE_AUTO_RETRY);
 	SSL_CTX_set_session_cache_mode(ctx, SSL_SESS_CACHE_OFF);
 	SSL_CTX_set_psk_use_session_callback(ctx, psk_offer);
 	SSL_CTX_set_psk_find_session_callback(ctx, psk_find);
