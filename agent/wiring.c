@@ -137,7 +137,7 @@ static void on_engine_gone(void *arg, dray_handle engine)
 static void on_session_closed(void *arg, dray_handle session, const char *name, const char *why)
 {
 	struct agent *a = arg;
-	char subject[HISTORY_SUBJECT_BYTES];
+	char subject[HISTORY_TEXT_BYTES];
 
 	snprintf(subject, sizeof(subject), "%" PRIu64 " %s", session, name);
 	agent_record(a, "session", subject, "open", "closed", why);

@@ -10,7 +10,8 @@
 #include "schema/gen/dbus.h"
 
 #define HISTORY_MAX 1000
-#define HISTORY_SUBJECT_BYTES 112
+/* Of each text, with its NUL. */
+#define HISTORY_TEXT_BYTES 512
 
 struct history;
 
@@ -19,8 +20,8 @@ struct history *history_new(void);
 struct history *history_free(struct history *h);
 
 /*
- * kind: a constant, as in struct dray_dbus_event. The other texts are copied, and cut if they are too long. Returns the
- * number of the event.
+ * kind: a constant, as in struct dray_dbus_event. The other texts are copied, and cut if they are too long; without memory they are
+ * empty. Returns the number of the event.
  */
 uint64_t history_add(struct history *h, const char *kind, const char *subject, const char *before,
 		     const char *after, const char *reason);

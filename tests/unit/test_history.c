@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The history of changes. */
+#include "agent/control/history.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "lib/cleanup.h"
+#include "tests/unit/cm.h"
+
+DRAY_DEFINE_CLEANUP(struct history *, history_free);
+
+struct seen {
+	unsigned n;
+	uint64_t first, last;
+	char subject[HISTORY_TEXT_BYTES], old[HISTORY_TEXT_BYTES], new[HISTORY_TEXT_BYTES],
+		reason[HISTORY_TEXT_BYTES];
+};
+
+static void note(void *arg, const struct dray_dbus_event *e)
+{
+	struct seen *s = arg;
+
+	assert_true(e->number > s->last);
+	assert_true(e->time_ns);
+	s->first = s->n++ ? s->first : e->number;
+	s->last = e->number;
+	snprintf(s->subject, sizeof(s->subject), "%s", e->subject);
+	snprintf(s->old, sizeof(s->old), "%s", e->old);
+	snprintf(s->new, sizeof(s->new), "%s", e->new);
+	snprintf(s->reason, sizeof(s->reason), "%s", e->reason);
+}
+
+static struct seen seen_after(const struct history *h, uint64_t number)
+{
+	struct seen s = { .n = 0 };
+
+	history_each(h, number, note, &s);
+	return s;
+}
+
+/* Names of segments have up to 256 bytes, and are shown whole. What is too long for any event is cut. */
+static void test_long_texts(void **state)
+{
+	dray_auto(history_free) struct history *h = history_new();
+	char segment[257], endless[2 * HISTORY_TEXT_BYTES];
+	struct seen s;
+
+	memset(segment, 's', sizeof(segment) - 1);
+	segment[sizeof(segment) - 1] = '\0';
+	memset(endless, 'e', sizeof(endless) - 1);
+	endless[sizeof(endless) - 1] = '\0';
+	assert_int_equal(history_add(h, "preferred", segment, "none", segment, endless), 1);
+	s = seen_after(h, 0);
+	assert_int_equal(s.n, 1);
+	assert_string_equal(s.subject, segment);
+	assert_string_equal(s.old, "none");
+	assert_string_equal(s.new, segment);
+	assert_int_equal(strlen(s.reason), HISTORY_TEXT_BYTES - 1);
+}
+
+int main(void)
+{
+	static const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_long_texts),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
