@@ -12,14 +12,21 @@
 enum text { SUBJECT, BEFORE, AFTER, REASON, TEXTS };
 
 struct event {
+	uint64_t number;
 	uint64_t time_ns; /* since 1970 */
 	const char *kind;
 	char *texts; /* each with its NUL, in order; NULL: there was no memory */
 };
 
-struct history {
-	uint64_t n; /* events so far; the number of an event is its place, from 1 */
+/* The last ones of some kinds. */
+struct ring {
+	uint64_t n; /* so far */
 	struct event v[HISTORY_MAX];
+};
+
+struct history {
+	uint64_t n; /* events so far */
+	struct ring sessions, others;
 };
 
 struct history *history_new(void)
@@ -29,8 +36,10 @@ struct history *history_new(void)
 
 struct history *history_free(struct history *h)
 {
-	for (unsigned i = 0; h && i < HISTORY_MAX; i++)
-		free(h->v[i].texts);
+	for (unsigned i = 0; h && i < HISTORY_MAX; i++) {
+		free(h->sessions.v[i].texts);
+		free(h->others.v[i].texts);
+	}
 	free(h);
 	return NULL;
 }
@@ -59,35 +68,60 @@ static char *texts_new(const char *const from[TEXTS])
 uint64_t history_add(struct history *h, const char *kind, const char *subject, const char *before,
 		     const char *after, const char *reason)
 {
-	struct event *e = &h->v[h->n++ % HISTORY_MAX];
+	struct ring *r = strcmp(kind, "session") ? &h->others : &h->sessions;
+	struct event *e = &r->v[r->n++ % HISTORY_MAX];
 
 	free(e->texts);
-	*e = (struct event){ .time_ns = wall_clock(),
+	*e = (struct event){ .number = ++h->n,
+			     .time_ns = wall_clock(),
 			     .kind = kind,
 			     .texts = texts_new((const char *const[TEXTS]){ subject, before, after,
 									    reason }) };
 	return h->n;
 }
 
+static void show(const struct event *e, void (*fn)(void *arg, const struct dray_dbus_event *e),
+		 void *arg)
+{
+	const char *texts[TEXTS], *at = e->texts;
+
+	for (unsigned i = 0; i < TEXTS; i++) {
+		texts[i] = at ? at : "";
+		at = at ? at + strlen(at) + 1 : NULL;
+	}
+	fn(arg, &(struct dray_dbus_event){ .number = e->number,
+					   .time_ns = e->time_ns,
+					   .kind = e->kind,
+					   .subject = texts[SUBJECT],
+					   .old = texts[BEFORE],
+					   .new = texts[AFTER],
+					   .reason = texts[REASON] });
+}
+
+/* The first kept event from *at on with a higher number; NULL: none. */
+static const struct event *next(const struct ring *r, uint64_t *at, uint64_t number)
+{
+	if (r->n > HISTORY_MAX)
+		*at = dray_max(*at, r->n - HISTORY_MAX);
+	while (*at < r->n && r->v[*at % HISTORY_MAX].number <= number)
+		++*at;
+	return *at < r->n ? &r->v[*at % HISTORY_MAX] : NULL;
+}
+
 void history_each(const struct history *h, uint64_t number,
 		  void (*fn)(void *arg, const struct dray_dbus_event *e), void *arg)
 {
-	uint64_t kept = dray_min(h->n, (uint64_t)HISTORY_MAX);
+	uint64_t session_at = 0, other_at = 0;
 
-	for (uint64_t i = dray_max(number, h->n - kept); i < h->n; i++) {
-		const struct event *e = &h->v[i % HISTORY_MAX];
-		const char *texts[TEXTS], *at = e->texts;
+	for (;;) {
+		const struct event *session = next(&h->sessions, &session_at, number);
+		const struct event *other = next(&h->others, &other_at, number);
+		const struct event *e =
+			!other || (session && session->number < other->number) ? session : other;
 
-		for (unsigned k = 0; k < TEXTS; k++) {
-			texts[k] = at ? at : "";
-			at = at ? at + strlen(at) + 1 : NULL;
-		}
-		fn(arg, &(struct dray_dbus_event){ .number = i + 1,
-						   .time_ns = e->time_ns,
-						   .kind = e->kind,
-						   .subject = texts[SUBJECT],
-						   .old = texts[BEFORE],
-						   .new = texts[AFTER],
-						   .reason = texts[REASON] });
+		if (!e)
+			return;
+		show(e, fn, arg);
+		number = e->number;
 	}
 }

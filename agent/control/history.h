@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The last HISTORY_MAX changes: states of the agent, rails, peers and segments, ended sessions, the configuration. Kept
- * in memory. Control thread only; nothing blocks.
+ * The last changes: states of the agent, rails, peers and segments, ended sessions, the configuration. Kept in memory. Control
+ * thread only; nothing blocks.
  */
 #pragma once
 
@@ -9,6 +9,7 @@
 
 #include "schema/gen/dbus.h"
 
+/* Of the ends of sessions, and of all other changes: clients end sessions as often as they like. */
 #define HISTORY_MAX 1000
 /* Of each text, with its NUL. */
 #define HISTORY_TEXT_BYTES 512

@@ -587,7 +587,10 @@ const struct dray_dbus_field dray_dbus_transfer_time_fields[DRAY_DBUS_TRANSFER_T
 };
 
 const struct dray_dbus_field dray_dbus_event_fields[DRAY_DBUS_EVENT_FIELD_N] = {
-	/* Number of the event, from 1 at the agent's start, without gaps. */
+	/*
+	 * Number of the event, from 1 at the agent's start. Older events of one sort may be missing
+	 * between those of the other.
+	 */
 	{ "number", "t", DRAY_DBUS_KIND_NUMBER, offsetof(struct dray_dbus_event, number) },
 	/* Nanoseconds since 1970. */
 	{ "time_ns", "t", DRAY_DBUS_KIND_TIME, offsetof(struct dray_dbus_event, time_ns) },

@@ -109,7 +109,7 @@
  * Where the time of transfers that ended ok went, for each transport and class that carried some.
  */
 #define DRAY_DBUS_METHOD_LIST_TRANSFER_TIMES "ListTransferTimes"
-/* The last 1,000 changes of state, oldest first. */
+/* The last 1,000 ends of sessions, and the last 1,000 other changes of state, oldest first. */
 #define DRAY_DBUS_METHOD_LIST_EVENTS "ListEvents"
 #define DRAY_DBUS_METHOD_LIST_SEGMENTS "ListSegments" /* Known segments. */
 /* Candidates for the preferred segment, best first, each with the reason for its rank. */
@@ -868,7 +868,11 @@ enum dray_dbus_event_field {
 extern const struct dray_dbus_field dray_dbus_event_fields[DRAY_DBUS_EVENT_FIELD_N];
 
 struct dray_dbus_event {
-	uint64_t number; /* Number of the event, from 1 at the agent's start, without gaps. */
+	/*
+	 * Number of the event, from 1 at the agent's start. Older events of one sort may be missing
+	 * between those of the other.
+	 */
+	uint64_t number;
 	uint64_t time_ns; /* Nanoseconds since 1970. */
 	/* state, rail, peer, session, config, log-level, segment, preferred, store or mooncake. */
 	const char *kind;

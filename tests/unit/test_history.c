@@ -11,7 +11,7 @@
 DRAY_DEFINE_CLEANUP(struct history *, history_free);
 
 struct seen {
-	unsigned n;
+	unsigned n, sessions;
 	uint64_t first, last;
 	char subject[HISTORY_TEXT_BYTES], old[HISTORY_TEXT_BYTES], new[HISTORY_TEXT_BYTES],
 		reason[HISTORY_TEXT_BYTES];
@@ -25,6 +25,7 @@ static void note(void *arg, const struct dray_dbus_event *e)
 	assert_true(e->time_ns);
 	s->first = s->n++ ? s->first : e->number;
 	s->last = e->number;
+	s->sessions += !strcmp(e->kind, "session");
 	snprintf(s->subject, sizeof(s->subject), "%s", e->subject);
 	snprintf(s->old, sizeof(s->old), "%s", e->old);
 	snprintf(s->new, sizeof(s->new), "%s", e->new);
@@ -59,10 +60,39 @@ static void test_long_texts(void **state)
 	assert_int_equal(strlen(s.reason), HISTORY_TEXT_BYTES - 1);
 }
 
+/* A client that opens and closes sessions without end pushes no other event out. */
+static void test_sessions_and_others(void **state)
+{
+	dray_auto(history_free) struct history *h = history_new();
+	struct seen s = seen_after(h, 0);
+
+	assert_int_equal(s.n, 0);
+	history_add(h, "state", "agent", "running", "draining", "");
+	for (unsigned i = 0; i < 3 * HISTORY_MAX; i++)
+		history_add(h, "session", "1 ", "open", "closed", "the client closed");
+	assert_int_equal(history_add(h, "state", "agent", "draining", "drained", "last"),
+			 3 * HISTORY_MAX + 2);
+	s = seen_after(h, 0);
+	assert_int_equal(s.n, HISTORY_MAX + 2);
+	assert_int_equal(s.sessions, HISTORY_MAX);
+	assert_int_equal(s.first, 1);
+	assert_string_equal(s.reason, "last");
+	s = seen_after(h, 3 * HISTORY_MAX);
+	assert_int_equal(s.n, 2);
+	assert_int_equal(s.first, 3 * HISTORY_MAX + 1);
+	for (unsigned i = 0; i < HISTORY_MAX; i++)
+		history_add(h, "log-level", "log.level", "info", "debug", "");
+	s = seen_after(h, 0);
+	assert_int_equal(s.n, 2 * HISTORY_MAX);
+	assert_int_equal(s.first, 2 * HISTORY_MAX + 2);
+	assert_int_equal(seen_after(h, s.last).n, 0);
+}
+
 int main(void)
 {
 	static const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_long_texts),
+		cmocka_unit_test(test_sessions_and_others),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
