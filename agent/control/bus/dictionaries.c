@@ -5,37 +5,19 @@
 
 #include "agent/control/bus/internal.h"
 #include "lib/cleanup.h"
+#include "lib/plain.h"
 
 /* Longest text of a value, with its NUL. */
 #define TEXT_BYTES 4096
 /* Estimate of one key with its value on the wire, without the text. */
 #define FIELD_BYTES 32
 
-/* Length of the UTF-8 character at p; 0 if the bytes are none. Overlong forms and surrogates are refused. */
-static size_t utf8_length(const unsigned char *p)
-{
-	size_t n = *p < 0x80           ? 1 :
-		   (*p & 0xe0) == 0xc0 ? 2 :
-		   (*p & 0xf0) == 0xe0 ? 3 :
-		   (*p & 0xf8) == 0xf0 ? 4 :
-					 0;
-	uint32_t v = n == 1 ? *p : n ? *p & (0x7fu >> n) : 0;
-	static const uint32_t least[] = { 0, 0, 0x80, 0x800, 0x10000 };
-
-	for (size_t i = 1; i < n; i++) {
-		if ((p[i] & 0xc0) != 0x80)
-			return 0;
-		v = v << 6 | (p[i] & 0x3f);
-	}
-	return v < least[n] || v > 0x10ffff || (v >= 0xd800 && v < 0xe000) ? 0 : n;
-}
-
 static const char *clean(const char *s, char *buf, size_t size)
 {
 	size_t at = 0;
 
-	for (const unsigned char *p = (const unsigned char *)(s ? s : ""); *p;) {
-		size_t n = utf8_length(p);
+	for (const char *p = s ? s : ""; *p;) {
+		size_t n = dray_utf8_length(p);
 
 		if (at + dray_max(n, (size_t)1) >= size)
 			break;
