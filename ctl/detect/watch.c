@@ -2,36 +2,25 @@
 /* detect --watch. */
 #include "ctl/detect/detect.h"
 #include "ctl/render/human.h"
+#include "ctl/render/json.h"
 #include "lib/time.h"
 #include "netdetect/monitor.h"
 
 #define AGAIN_NS DRAY_NS_PER_SEC
-
-/* Prints {"change": "..."} on a line of its own. */
-static void json_line(FILE *f, const char *line)
-{
-	fputs("{\"change\": \"", f);
-	for (; *line; line++) {
-		unsigned char ch = (unsigned char)*line;
-
-		/* Names of interfaces may contain any byte. */
-		if (ch < ' ' || ch >= 0x7f)
-			fprintf(f, "\\u%04x", ch);
-		else
-			fprintf(f, ch == '"' || ch == '\\' ? "\\%c" : "%c", ch);
-	}
-	fputs("\"}\n", f);
-}
 
 static void line_print(const char *line, void *arg)
 {
 	struct ctl *c = arg;
 	char text[1024];
 
-	if (c->format == CTL_JSON)
-		json_line(c->out, line);
-	else
+	/* each change is an object on a line of its own */
+	if (c->format == CTL_JSON) {
+		fputs("{\"change\": ", c->out);
+		ctl_json_text(c->out, line);
+		fputs("}\n", c->out);
+	} else {
 		fprintf(c->out, "%s\n", ctl_show_text(line, text, sizeof(text)));
+	}
 }
 
 struct watch {

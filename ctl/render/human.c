@@ -3,8 +3,10 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "lib/cleanup.h"
+#include "lib/plain.h"
 
 /* At most three digits: 3.0, 99.9, 512. */
 static const char *scaled(double v, const char *unit, char buf[CTL_HUMAN_BYTES])
@@ -88,19 +90,25 @@ const char *ctl_show_text(const char *s, char *buf, size_t n)
 {
 	size_t at = 0;
 
-	for (; *s && at + 5 < n; s++) {
+	while (*s && at + 5 < n) {
 		unsigned char ch = (unsigned char)*s;
+		size_t length = dray_utf8_length(s);
 
 		if (ch == '\n' || ch == '\t' || ch == '\\') {
 			buf[at++] = '\\';
 			buf[at++] = ch == '\n' ? 'n' : ch == '\t' ? 't' : '\\';
-		} else if (ch < 0x20 || ch == 0x7f ||
-			   /* C1 controls have two bytes in UTF-8. */
-			   (ch == 0xc2 && ((unsigned char)s[1] & 0xe0) == 0x80)) {
-			at += (size_t)snprintf(buf + at, n - at, "\\x%02x",
-					       ch == 0xc2 ? (unsigned char)*++s : ch);
+			s++;
+		} else if (ch == 0xc2 && ((unsigned char)s[1] & 0xe0) == 0x80) {
+			/* C1 controls have two bytes in UTF-8. */
+			at += (size_t)snprintf(buf + at, n - at, "\\x%02x", (unsigned char)s[1]);
+			s += 2;
+		} else if (!length || ch < 0x20 || ch == 0x7f) {
+			at += (size_t)snprintf(buf + at, n - at, "\\x%02x", ch);
+			s++;
 		} else {
-			buf[at++] = (char)ch;
+			memcpy(buf + at, s, length);
+			at += length;
+			s += length;
 		}
 	}
 	buf[at] = '\0';

@@ -4,12 +4,14 @@
 #include <inttypes.h>
 
 #include "lib/assert.h"
+#include "lib/plain.h"
 
-static void text_write(FILE *f, const char *s)
+void ctl_json_text(FILE *f, const char *s)
 {
 	fputc('"', f);
-	for (; *s; s++) {
+	while (*s) {
 		unsigned char ch = (unsigned char)*s;
+		size_t length = dray_utf8_length(s);
 
 		if (ch == '"' || ch == '\\')
 			fprintf(f, "\\%c", ch);
@@ -17,10 +19,11 @@ static void text_write(FILE *f, const char *s)
 			fputs("\\n", f);
 		else if (ch == '\t')
 			fputs("\\t", f);
-		else if (ch < 0x20 || ch == 0x7f)
+		else if (!length || ch < 0x20 || ch == 0x7f)
 			fprintf(f, "\\u%04x", ch);
 		else
-			fputc(ch, f);
+			fwrite(s, 1, length, f);
+		s += dray_max(length, (size_t)1);
 	}
 	fputc('"', f);
 }
@@ -41,7 +44,7 @@ static void key_write(struct ctl_json *j, const char *key)
 	j->some[j->depth - 1] = true;
 	indent(j);
 	if (key) {
-		text_write(j->f, key);
+		ctl_json_text(j->f, key);
 		fputs(": ", j->f);
 	}
 }
@@ -85,7 +88,7 @@ void ctl_json_members(struct ctl_json *j, const struct ctl_member *v, size_t n)
 			fputs("null", j->f);
 			break;
 		case CTL_MEMBER_TEXT:
-			text_write(j->f, v->s);
+			ctl_json_text(j->f, v->s);
 			break;
 		case CTL_MEMBER_UINT:
 			fprintf(j->f, "%" PRIu64, v->u);

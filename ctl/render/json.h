@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Writes JSON, indented, member by member. Jansson cannot take its place: its integers end at 2^63-1, and it refuses
- * texts that are not UTF-8, as names of interfaces may be.
+ * texts that are not UTF-8, as names of interfaces and processes may be. A byte of such a text is shown as \u00NN.
  */
 #pragma once
 
@@ -21,6 +21,9 @@ struct ctl_json {
 };
 
 #define CTL_JSON(stream) ((struct ctl_json){ .f = (stream) })
+
+/* A text alone, in quotes. */
+void ctl_json_text(FILE *f, const char *s);
 
 /* Opens an object or an array. key: NULL inside arrays and at the top. */
 void ctl_json_object(struct ctl_json *j, const char *key);

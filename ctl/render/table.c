@@ -9,6 +9,9 @@
 #include "lib/array.h"
 #include "lib/cleanup.h"
 
+/* Longest cell of those that may come from outside. */
+#define CELL_BYTES 1200
+
 void ctl_table_add(struct ctl_table *t, const char *text, enum ctl_mood mood)
 {
 	struct ctl_cell cell = { strdup(*text ? text : "-"), mood };
@@ -27,11 +30,14 @@ void ctl_table_column(struct ctl_table *t, const char *title, bool right)
 
 void ctl_table_add_all(struct ctl_table *t, const char *const *texts, bool head)
 {
+	char shown[CELL_BYTES];
+
 	for (; *texts; texts++)
 		if (head)
 			ctl_table_column(t, *texts, false);
 		else
-			ctl_table_add(t, *texts, CTL_MOOD_NONE);
+			ctl_table_add(t, ctl_show_text(*texts, shown, sizeof(shown)),
+				      CTL_MOOD_NONE);
 }
 
 void ctl_mood_print(FILE *f, const char *text, enum ctl_mood mood, bool color)

@@ -30,7 +30,7 @@ void ctl_table_column(struct ctl_table *t, const char *title, bool right);
 
 /* Adds a cell; cells come row by row. The text is copied, "-" takes the place of an empty one. */
 void ctl_table_add(struct ctl_table *t, const char *text, enum ctl_mood mood);
-/* Adds columns aligned to the left, as in ctl_table_head(t, "A", "B"); or cells without a mood. */
+/* Adds columns aligned to the left, as in ctl_table_head(t, "A", "B"); or cells without a mood, as ctl_show_text() shows them. */
 #define ctl_table_head(t, ...) \
 	ctl_table_add_all((t), (const char *const[]){ __VA_ARGS__, NULL }, true)
 #define ctl_table_cells(t, ...) \

@@ -329,6 +329,27 @@ def test_against_ss(here):
             listening.kill()
 
 
+NAMED = """
+import ctypes, socket, sys, time
+ctypes.CDLL(None).prctl(15, bytes.fromhex(sys.argv[1]))
+s = socket.create_server(("10.7.0.2", 4001))
+print("ready", flush=True)
+time.sleep(1000)
+"""
+
+
+def test_name_of_a_process_has_any_bytes(here):
+    """It does not control the terminal, and the JSON is valid."""
+    with subprocess.Popen([*here, sys.executable, "-c", NAMED, b"\x1b[2J\xff\nend".hex()], stdout=subprocess.PIPE, text=True) as listening:
+        try:
+            assert listening.stdout.readline() == "ready\n"
+            assert "\\x1b[2J\\xff\\nend" in ctl("detect", "--owners", prefix=here)
+            found = json.loads(ctl("detect", "--json", "--owners", prefix=here))["listeners"]
+            assert [x["process"] for x in found] == ["\x1b[2J\u00ff\nend"]
+        finally:
+            listening.kill()
+
+
 class Watch:
     """A running drayctl detect --watch."""
 

@@ -59,6 +59,9 @@ static void foreign_texts_are_escaped(void **state)
 		  "31m",
 		  "\\x9b31m" },
 		{ "\xc2\xa0", "\xc2\xa0" },
+		{ "\xff\x9b"
+		  "31m\xc3",
+		  "\\xff\\x9b31m\\xc3" },
 	};
 	char buf[64], small[12];
 
@@ -101,27 +104,28 @@ static void tables_are_aligned(void **state)
 
 static void json_is_escaped_and_nested(void **state)
 {
-	static const char expected[] = "{\n"
-				       "  \"s\": \"a\\\"b\\\\c\\n\\t\\u0001\\u007f\xc3\xa9\",\n"
-				       "  \"n\": 18446744073709551615,\n"
-				       "  \"i\": -5,\n"
-				       "  \"r\": 1.500,\n"
-				       "  \"list\": [\n"
-				       "    {\n"
-				       "      \"b\": true\n"
-				       "    },\n"
-				       "    null\n"
-				       "  ],\n"
-				       "  \"none\": [],\n"
-				       "  \"empty\": {}\n"
-				       "}\n";
+	static const char expected[] =
+		"{\n"
+		"  \"s\": \"a\\\"b\\\\c\\n\\t\\u0001\\u007f\xc3\xa9\\u00ff\\u00e9\",\n"
+		"  \"n\": 18446744073709551615,\n"
+		"  \"i\": -5,\n"
+		"  \"r\": 1.500,\n"
+		"  \"list\": [\n"
+		"    {\n"
+		"      \"b\": true\n"
+		"    },\n"
+		"    null\n"
+		"  ],\n"
+		"  \"none\": [],\n"
+		"  \"empty\": {}\n"
+		"}\n";
 	char *text;
 	size_t n;
 	FILE *f = open_memstream(&text, &n);
 	struct ctl_json j = CTL_JSON(f);
 
 	ctl_json_object(&j, NULL);
-	ctl_json_add(&j, J_TEXT("s", "a\"b\\c\n\t\1\x7f\xc3\xa9"), J_UINT("n", UINT64_MAX),
+	ctl_json_add(&j, J_TEXT("s", "a\"b\\c\n\t\1\x7f\xc3\xa9\xff\xe9"), J_UINT("n", UINT64_MAX),
 		     J_INT("i", -5), J_REAL("r", 1.5));
 	ctl_json_array(&j, "list");
 	ctl_json_record(&j, NULL, J_BOOL("b", true));
