@@ -76,9 +76,9 @@ static int wait_blocked(struct ctl *c, struct ctl_keyboard *k, const sigset_t *s
 		ret = keys_read(k);
 	if (single && is_foreground(k->fd))
 		tcsetattr(k->fd, TCSANOW, &former);
-	/* it stops drayctl as soon as it is not blocked any more; in a session without a shell, the kernel ignores it */
-	if (signal == SIGTSTP)
-		raise(SIGTSTP);
+	/* these stop or end drayctl as soon as they are not blocked any more; in a session without a shell, the kernel ignores SIGTSTP */
+	if (signal == SIGTSTP || signal == SIGQUIT || signal == SIGHUP)
+		raise(signal);
 	return signal == SIGINT || signal == SIGTERM ? CTL_WAKE_END : ret;
 }
 
@@ -94,6 +94,8 @@ int ctl_keyboard_wait(struct ctl *c, struct ctl_keyboard *k, int64_t timeout_ns,
 		sigaddset(&set, SIGWINCH);
 	if (k->fd >= 0) {
 		sigaddset(&set, SIGTSTP);
+		sigaddset(&set, SIGQUIT);
+		sigaddset(&set, SIGHUP);
 		sigaddset(&set, SIGCONT);
 	}
 	sigprocmask(SIG_BLOCK, &set, &former);

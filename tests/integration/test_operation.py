@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import resource
 import select
 import shutil
 import signal
@@ -266,7 +267,12 @@ def test_top_on_a_terminal(new_agent):
             os.close(ours)
 
 
-@pytest.mark.parametrize("end", ["q", "signal"])
+def on_terminal():
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+@pytest.mark.parametrize("end", ["q", "signal", "quit"])
 def test_top_reads_keys(new_agent, end):
     """Keys choose the order at once and end it, a new size prints the last output again, and the terminal is left as it was."""
     agent = new_agent()
@@ -290,7 +296,7 @@ def test_top_reads_keys(new_agent, end):
         raise AssertionError(seen)
 
     with subprocess.Popen([DRAYCTL, "--control", agent.control, "--no-color", "top", "--interval", "1h"], stdin=its, stdout=its,
-                          stderr=its, start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)) as process:
+                          stderr=its, start_new_session=True, preexec_fn=on_terminal) as process:
         try:
             def order(word):
                 return lambda lines: len(lines) > 5 and lines[1].startswith(f"sorted by {word} (keys: n none, b bytes, ")
@@ -306,8 +312,11 @@ def test_top_reads_keys(new_agent, end):
                 os.write(ours, b"q")
             else:
                 until(lambda: not termios.tcgetattr(its)[3] & termios.ECHO)
-                process.terminate()
-            assert process.wait(LIMIT) == 0
+                if end == "quit":
+                    os.write(ours, b"\x1c")
+                else:
+                    process.terminate()
+            assert process.wait(LIMIT) == (-signal.SIGQUIT if end == "quit" else 0)
             assert termios.tcgetattr(its) == before
         finally:
             process.kill()
