@@ -20,9 +20,9 @@
 #include "schema/gen/dbus.h"
 #include "schema/gen/errors.h"
 
-/* How often the workers are asked for their transfers in flight. */
+/* How often the workers are asked for their transfers in flight, and the next look after a deadline that comes sooner. */
 #define DRAIN_POLL_NS (10 * DRAY_NS_PER_MS)
-/* Longest wait for sessions and peers to end before exit. */
+/* Longest wait for sessions and peers to end before exit, and for a worker that is late. */
 #define STOP_LIMIT_NS (3 * DRAY_NS_PER_SEC)
 
 static const char *const state_names[AGENT_STATE_N] = {
@@ -142,6 +142,7 @@ static void drained(struct agent *a)
 			      "nothing is in flight");
 	add_unsaved(a, why, sizeof(why));
 	set_state(a, AGENT_DRAINED, why);
+	sd_event_source_set_enabled(a->drain_timer, SD_EVENT_OFF);
 	if (!a->stay)
 		stop(a, 0);
 }
@@ -194,11 +195,33 @@ static void workers_answered(struct transfers_query *q, struct snapshot *const *
 	drained(a);
 }
 
+/* Time after the deadline in which transfers that it has stopped end, as for health, and workers answer. */
+static int64_t end_limit(const struct agent *a)
+{
+	const struct dray_config *cfg = &a->config->v;
+
+	return cfg->transfer.slice_timeout + cfg->peer.heartbeat_limit + STOP_LIMIT_NS;
+}
+
 static int poll_workers(sd_event_source *s, uint64_t usec, void *arg)
 {
 	struct agent *a = arg;
+	bool silent = !dray_list_empty(&a->drain_query.link);
+	int64_t left_ns = a->drain_deadline_ns + end_limit(a) - dray_now().ns;
 
-	agent_list_transfers(a, LISTING_IN_FLIGHT, &a->drain_query);
+	if (left_ns <= 0 && !a->stay) {
+		log_error("agent", "the drain does not end, because %s; exiting without it",
+			  silent ? "a worker does not answer" :
+				   "transfers that were stopped have not ended");
+		stop(a, 1);
+		return 0;
+	}
+	if (!silent)
+		agent_list_transfers(a, LISTING_IN_FLIGHT, &a->drain_query);
+	/* the answer brings the next look forward */
+	if (!a->stopping && timer_start(a, &a->drain_timer, left_ns > 0 ? left_ns : STOP_LIMIT_NS,
+					poll_workers) < 0)
+		stop(a, 1);
 	return 0;
 }
 
@@ -250,6 +273,15 @@ int agent_resume(struct agent *a)
 	return 0;
 }
 
+/* A drain that runs ends at this time at the latest. */
+static void end_sooner(struct agent *a, int64_t ends_ns)
+{
+	a->drain_deadline_ns = dray_min(a->drain_deadline_ns, ends_ns);
+	if (a->state == AGENT_DRAINING &&
+	    timer_start(a, &a->drain_timer, DRAIN_POLL_NS, poll_workers) < 0)
+		stop(a, 1);
+}
+
 int agent_drain_now(struct agent *a, bool stay)
 {
 	if (a->stopping)
@@ -258,7 +290,7 @@ int agent_drain_now(struct agent *a, bool stay)
 		return agent_drain(a, 0, stay);
 	/* after SIGTERM the agent must exit */
 	a->stay = stay && !a->told_to_end;
-	a->drain_deadline_ns = dray_min(a->drain_deadline_ns, dray_now().ns);
+	end_sooner(a, dray_now().ns);
 	if (a->state == AGENT_DRAINED && !a->stay)
 		stop(a, 0);
 	return 0;
@@ -276,12 +308,10 @@ struct drain_progress agent_drain_progress(struct agent *a)
 					.left_ns = dray_max(left_ns, (int64_t)0) };
 }
 
-/* Longest time from now until the process exits. Stopped slices end within transfer.slice_timeout. */
+/* Longest time from now until the process exits. */
 static int64_t longest_end(const struct agent *a)
 {
-	const struct dray_config *cfg = &a->config->v;
-
-	return cfg->agent.drain_timeout + cfg->transfer.slice_timeout + 2 * STOP_LIMIT_NS +
+	return a->config->v.agent.drain_timeout + end_limit(a) + STOP_LIMIT_NS +
 	       (int64_t)a->pool.n * WORKER_QUIT_LIMIT_NS;
 }
 
@@ -312,7 +342,7 @@ static int handle_signal(sd_event_source *s, const struct signalfd_siginfo *si, 
 		log_notice("agent", "SIGTERM: draining already; the agent will exit when drained");
 		a->told_to_end = true;
 		a->stay = false;
-		a->drain_deadline_ns = dray_min(a->drain_deadline_ns, ends);
+		end_sooner(a, ends);
 		notify_extend(a->notify, longest_end(a));
 		return 0;
 	}

@@ -745,3 +745,16 @@ def test_stopped_worker_does_not_delay_the_exit(new_agent):
     assert "a worker does not end" in agent.text()
     agent.check_log()
     agent.process = None
+
+
+def test_drain_ends_although_a_worker_is_stopped(new_agent):
+    """It has no answer of the worker to wait for, and exits some time after its deadline."""
+    agent = new_agent(settings={"agent.drain_timeout": "100ms", "transfer.slice_timeout": "100ms", "peer.heartbeat_limit": "300ms",
+                                "peer.heartbeat": "50ms", "peer.rest_heartbeat": "100ms"})
+    with stopped_worker(agent) as tid:
+        agent.signal(signal.SIGTERM)
+        until(lambda: os.waitpid(tid, 0x40000000 | os.WNOHANG)[0], "the end of the process")  # __WALL
+        assert agent.wait() == 1
+    assert "the drain does not end, because a worker does not answer" in agent.text()
+    agent.check_log()
+    agent.process = None
