@@ -26,8 +26,8 @@ struct owner_account {
 	_Atomic bool waiting; /* a reader has stopped at the limit */
 	/* bytes of objects that are read from disk, and that other agents hold, and of segments that clients keep; under the lock of the store */
 	uint64_t store_loading, store_lent, store_kept;
-	/* likewise: bytes of objects that are to be written to disk, and its progress in reading from there, in bytes */
-	uint64_t store_writing, store_read;
+	/* likewise: bytes of objects that are to be written to disk, and its progress in reading from there and in writing, in bytes */
+	uint64_t store_writing, store_read, store_written;
 };
 
 void account_init(struct owner_account *a, uint32_t fds_max);

@@ -59,11 +59,12 @@ struct disk_part {
 	struct dray_list link;    /* on a queue of the tier */
 	struct dray_list waiters; /* struct store_get, while it is read */
 	struct disk_object at;    /* of the control thread */
-	uint8_t work;             /* enum disk_work: queued or in progress */
-	bool on_disk;
-	bool cleaned;  /* it is written because it would be evicted soon */
-	uint16_t vain; /* evictions from disk for its write that gave its owner no room */
-	uint16_t seen; /* by the verification of this number */
+	uint32_t after;           /* of a write: removals that were queued before it */
+	uint16_t work : 3;        /* enum disk_work: queued or in progress */
+	uint16_t on_disk : 1;
+	uint16_t cleaned : 1; /* it is written because it would be evicted soon */
+	uint16_t vain : 11;   /* evictions from disk for its write that gave its owner no room */
+	uint16_t seen;        /* by the verification of this number */
 };
 
 /*
@@ -146,16 +147,23 @@ struct store_space {
 	uint64_t free_map[2];                /* the lists that are not empty */
 };
 
+/* What a member has in the reads or writes that wait for the disk. */
+struct disk_sharer {
+	struct dray_list link; /* on queue->sharers, while any of it waits */
+	struct store_member *member;
+};
+
 /* An owner in a name space. */
 struct store_member {
 	struct dray_list link; /* on space->members */
 	struct store_space *space;
 	struct owner_account *account; /* kept */
-	uint32_t refs; /* users, objects, segments that it keeps, and one while it reads */
+	uint32_t refs; /* users, objects, segments that it keeps, and each list of sharers that it is on */
 	/* its live objects that nobody holds, in memory and only on disk */
 	uint32_t n_idle, n_idle_on_disk;
-	struct dray_list reader; /* on the tier's list, while it reads */
-	struct turns turns;      /* struct disk_part, that are to be read for it */
+	struct disk_sharer reads, writes;
+	struct turns to_read;      /* struct disk_part, for it */
+	struct dray_list to_write; /* the same, of its objects */
 };
 
 struct store_user {

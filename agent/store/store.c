@@ -279,8 +279,11 @@ static struct store_member *member_get(struct store *s, struct owner_account *a,
 		return NULL;
 	m->space = sp;
 	m->account = a;
-	dray_list_init(&m->reader);
-	turns_init(&m->turns);
+	dray_list_init(&m->reads.link);
+	dray_list_init(&m->writes.link);
+	dray_list_init(&m->to_write);
+	m->reads.member = m->writes.member = m;
+	turns_init(&m->to_read);
 	s->cfg.keep(a);
 	dray_list_add(&sp->members, &m->link);
 	return m;

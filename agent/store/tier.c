@@ -324,7 +324,7 @@ static void leave_disk(struct store_object *o, enum disk_work work)
 {
 	tier_return_room(o);
 	tier_count(o, false);
-	work_add(o, work);
+	work_remove(o, work);
 }
 
 void tier_remove(struct store_object *o)
@@ -371,10 +371,20 @@ static void crowded(void *arg, uint64_t bytes)
 
 	pthread_mutex_lock(&s->lock);
 	/* The removals of what was evicted before, or by clients, may make room enough. */
-	if (!s->tier->give && dray_list_empty(&s->tier->parts)) {
+	if (!s->tier->give && dray_list_empty(&s->tier->removals) &&
+	    dray_list_empty(&s->tier->others.sharers)) {
 		s->tier->give = dray_max(bytes / GIVEN_PART, GIVEN_MIN);
 		works_kick(s->tier);
 	}
+	pthread_mutex_unlock(&s->lock);
+}
+
+static void writes_taken(void *arg)
+{
+	struct store *s = arg;
+
+	pthread_mutex_lock(&s->lock);
+	works_kick(s->tier);
 	pthread_mutex_unlock(&s->lock);
 }
 
@@ -535,6 +545,7 @@ int tier_new(struct store *s, struct dray_err *reterr)
 			      .write_rate = cfg->write_rate,
 			      .state_changed = state_changed,
 			      .crowded = crowded,
+			      .writes_taken = writes_taken,
 			      .arg = s,
 			      .fault = cfg->fault,
 		      },

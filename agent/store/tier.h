@@ -20,6 +20,8 @@ struct op {
 };
 
 struct queue {
+	struct dray_list sharers; /* struct disk_sharer: owners whose works wait */
+	uint64_t served; /* progress of the owner served last, as it was before that work */
 	unsigned in_flight;
 	uint64_t bytes;         /* of these, that are read or written */
 	uint64_t rate;          /* bytes a second that are never exceeded; 0: no limit */
@@ -38,15 +40,13 @@ struct tier {
 	uint64_t give; /* bytes to evict from disk, because its file system is full of objects */
 	/* of work.c */
 	struct queue reads, others;
-	struct dray_list readers; /* struct store_member, with objects that are to be read */
-	uint64_t served; /* owner_account.store_read of the owner served last, as it was before that read */
 	bool unused;         /* a member without references waits for store_sweep() */
 	uint64_t turn_bytes; /* that the disk reads in a turn, by the rate that it has learned so far */
-	struct dray_list parts; /* the others */
-	struct dray_list ops;   /* in flight */
+	struct dray_list removals;                /* that wait: struct disk_part */
+	uint32_t removals_queued, removals_taken; /* so far, modulo 2^32 */
+	struct dray_list ops;                     /* in flight */
 	struct dray_job kick;
 	bool kicked;
-	unsigned writes;  /* on parts */
 	uint64_t pending; /* bytes on disk, of objects whose work is a write */
 };
 
@@ -73,5 +73,5 @@ void works_deinit(struct tier *t);
 void works_set_turn(struct tier *t);
 /* The control thread looks at the queues in its next turn. */
 void works_kick(struct tier *t);
-/* The object is held, or in no index. */
-void work_add(struct store_object *o, enum disk_work work);
+/* WORK_REMOVE or WORK_REPLACE; the object is held, or in no index. */
+void work_remove(struct store_object *o, enum disk_work work);

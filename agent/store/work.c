@@ -46,55 +46,77 @@ static uint64_t work_bytes(struct disk_part *p)
 		       0;
 }
 
-void work_add(struct store_object *o, enum disk_work work)
+void work_remove(struct store_object *o, enum disk_work work)
 {
 	struct tier *t = store_of(o)->tier;
 
-	disk_part(o)->work = (uint8_t)work;
-	dray_list_add(&t->parts, &disk_part(o)->link);
-	t->writes += work == WORK_WRITE;
+	disk_part(o)->work = work;
+	dray_list_add(&t->removals, &disk_part(o)->link);
+	t->removals_queued++;
 	works_kick(t);
 }
 
-/*
- * Owners share the disk by bytes: the next object is read for the owner that has had the least. An owner that comes back has not saved
- * up what it has not read meanwhile.
- */
-static void reader_add(struct tier *t, struct store_member *m)
+static struct disk_sharer *sharer_of(const struct tier *t, const struct queue *q,
+				     struct store_member *m)
 {
-	if (!dray_list_empty(&m->reader))
+	return q == &t->reads ? &m->reads : &m->writes;
+}
+
+static uint64_t *progress_of(const struct tier *t, const struct queue *q,
+			     const struct store_member *m)
+{
+	return q == &t->reads ? &m->account->store_read : &m->account->store_written;
+}
+
+/*
+ * Owners share the disk by bytes: the next object is read or written for the owner that has had the least. An owner that comes back has
+ * not saved up what it has not used meanwhile.
+ */
+static void sharer_add(struct tier *t, struct queue *q, struct store_member *m)
+{
+	struct disk_sharer *s = sharer_of(t, q, m);
+	uint64_t *progress = progress_of(t, q, m);
+
+	if (!dray_list_empty(&s->link))
 		return;
-	dray_list_add(&t->readers, &m->reader);
+	dray_list_add(&q->sharers, &s->link);
 	m->refs++;
-	m->account->store_read = dray_max(m->account->store_read, t->served);
+	*progress = dray_max(*progress, q->served);
 }
 
 /* It is the first one of the list from then on. NULL: there is none. */
-static struct store_member *next_reader(struct tier *t)
+static struct store_member *next_sharer(struct tier *t, struct queue *q)
 {
-	struct store_member *next = NULL;
+	struct disk_sharer *next = NULL;
 
-	dray_list_for_each(&t->readers, m, struct store_member, reader)
-		if (!next || m->account->store_read < next->account->store_read)
-			next = m;
-	if (next) {
-		dray_list_del(&next->reader);
-		dray_list_add_front(&t->readers, &next->reader);
-	}
-	return next;
+	dray_list_for_each(&q->sharers, s, struct disk_sharer, link)
+		if (!next || *progress_of(t, q, s->member) < *progress_of(t, q, next->member))
+			next = s;
+	if (!next)
+		return NULL;
+	dray_list_del(&next->link);
+	dray_list_add_front(&q->sharers, &next->link);
+	return next->member;
 }
 
-/* Its object is read now for the first of the list. An owner may read in several name spaces, which take turns. */
-static void reader_take(struct tier *t, struct disk_part *p)
+/* The work goes to the disk now for the first of the list. An owner may have several name spaces, which take turns. */
+static void sharer_take(struct tier *t, struct queue *q, struct disk_part *p)
 {
-	struct store_member *m = dray_container_of(t->readers.next, struct store_member, reader);
+	struct disk_sharer *s = dray_container_of(q->sharers.next, struct disk_sharer, link);
+	struct store_member *m = s->member;
+	uint64_t *progress = progress_of(t, q, m);
+	bool more;
 
-	dray_list_del(&m->reader);
-	turns_take(&m->turns, &p->link, work_bytes(p));
-	t->served = m->account->store_read;
-	m->account->store_read += work_bytes(p);
-	if (m->turns.n)
-		dray_list_add(&t->readers, &m->reader);
+	dray_list_del(&s->link);
+	if (q == &t->reads)
+		turns_take(&m->to_read, &p->link, work_bytes(p));
+	else
+		dray_list_del(&p->link);
+	more = q == &t->reads ? m->to_read.n > 0 : !dray_list_empty(&m->to_write);
+	q->served = *progress;
+	*progress += work_bytes(p);
+	if (more)
+		dray_list_add(&q->sharers, &s->link);
 	else if (!--m->refs)
 		t->unused = true;
 }
@@ -102,22 +124,49 @@ static void reader_take(struct tier *t, struct disk_part *p)
 /* The first one of its queue. */
 static void dequeue(struct tier *t, struct disk_part *p)
 {
-	if (p->work == WORK_READ)
-		reader_take(t, p);
-	else
-		dray_list_del(&p->link);
-	t->writes -= p->work == WORK_WRITE;
+	if (p->work == WORK_READ || p->work == WORK_WRITE) {
+		sharer_take(t, queue_of(t, p->work), p);
+		return;
+	}
+	dray_list_del(&p->link);
+	t->removals_taken++;
 }
 
-/* NULL: there is none. */
+static struct disk_part *first_read(struct tier *t)
+{
+	struct store_member *m = next_sharer(t, &t->reads);
+
+	return m ? dray_container_of(turns_first(&m->to_read), struct disk_part, link) : NULL;
+}
+
+static struct disk_part *first_write(struct tier *t)
+{
+	struct store_member *m = next_sharer(t, &t->others);
+
+	return m ? dray_list_first(&m->to_write, struct disk_part, link) : NULL;
+}
+
+static struct disk_part *first_removal(struct tier *t)
+{
+	return dray_list_first(&t->removals, struct disk_part, link);
+}
+
+/*
+ * A write comes behind the removals that were queued before it: an object of the same key, perhaps of another owner, must not outlast the
+ * new one. What disk/ has to write goes in order, so that it gets another write when threads have taken those before.
+ */
+static struct disk_part *first_of_others(struct tier *t)
+{
+	struct disk_part *removal = first_removal(t);
+	struct disk_part *write = disk_may_write(t->disk) ? first_write(t) : NULL;
+
+	return !write || (int32_t)(write->after - t->removals_taken) > 0 ? removal : write;
+}
+
+/* NULL: there is none that may go. */
 static struct disk_part *first_of(struct tier *t, const struct queue *q)
 {
-	struct store_member *m;
-
-	if (q == &t->others)
-		return dray_list_first(&t->parts, struct disk_part, link);
-	m = next_reader(t);
-	return m ? dray_container_of(turns_first(&m->turns), struct disk_part, link) : NULL;
+	return q == &t->reads ? first_read(t) : first_of_others(t);
 }
 
 /* A write begins to wait for the disk, or has ended. */
@@ -146,8 +195,12 @@ bool work_write(struct store_object *o)
 		return false;
 	count_pending(o, bytes);
 	disk_part(o)->vain = 0;
+	disk_part(o)->work = WORK_WRITE;
+	disk_part(o)->after = t->removals_queued;
 	item_hold(o);
-	work_add(o, WORK_WRITE);
+	sharer_add(t, &t->others, o->member);
+	dray_list_add(&o->member->to_write, &disk_part(o)->link);
+	works_kick(t);
 	return true;
 }
 
@@ -159,8 +212,8 @@ void work_read(struct store_object *o, struct turns_share *share)
 	disk_part(o)->work = WORK_READ;
 	if (!share->member)
 		share->member = o->member;
-	reader_add(t, share->member);
-	if (turns_add(&share->member->turns, share, &disk_part(o)->link,
+	sharer_add(t, &t->reads, share->member);
+	if (turns_add(&share->member->to_read, share, &disk_part(o)->link,
 		      disk_blocks(object_bytes(o)), t->turn_bytes)) {
 		s->totals.disk_turns++;
 		s->totals.disk_batches += share->n == 1;
@@ -180,10 +233,12 @@ static void write_end(struct store_object *o, bool written)
 		tier_count(o, true);
 	else if (o->state == OBJECT_LIVE)
 		s->totals.disk_skipped++;
-	if (dray_take(disk_part(o)->cleaned))
-		item_return(o);
-	else
+	if (!disk_part(o)->cleaned) {
 		item_put(o);
+		return;
+	}
+	disk_part(o)->cleaned = false;
+	item_return(o);
 }
 
 static void tell_waiters(struct store_object *o, enum dmsg_store_status status)
@@ -374,23 +429,19 @@ static struct op *next_of(struct store *s, struct queue *q, unsigned *left)
 	return NULL;
 }
 
-/* Writes that wait end when the disk cannot be written: not behind removals, which wait for its return. */
+/* Writes that wait end when the disk cannot be written. */
 static void end_writes(struct store *s, unsigned *turn)
 {
 	struct tier *t = s->tier;
 	struct disk_part *p;
 
 	pthread_mutex_lock(&s->lock);
-	while (t->down && t->writes && *turn &&
-	       (p = dray_list_first(&t->parts, struct disk_part, link))) {
+	while (t->down && *turn && (p = first_write(t))) {
 		--*turn;
 		dequeue(t, p);
-		if (p->work == WORK_WRITE)
-			write_end(object_of_part(p), false);
-		else
-			dray_list_add(&t->parts, &p->link);
+		write_end(object_of_part(p), false);
 	}
-	if (t->down && t->writes)
+	if (t->down && !dray_list_empty(&t->others.sharers))
 		works_kick(t);
 	pthread_mutex_unlock(&s->lock);
 }
@@ -475,8 +526,9 @@ int works_init(struct tier *t)
 	const struct store_disk_config *cfg = &t->store->cfg.disk;
 	int r;
 
-	dray_list_init(&t->readers);
-	dray_list_init(&t->parts);
+	dray_list_init(&t->reads.sharers);
+	dray_list_init(&t->others.sharers);
+	dray_list_init(&t->removals);
 	dray_list_init(&t->reads.spare.link);
 	dray_list_init(&t->others.spare.link);
 	dray_list_init(&t->ops);
@@ -508,7 +560,7 @@ void works_deinit(struct tier *t)
 		drop(disk_part(op->object));
 		op_free(q, op);
 	}
-	while ((p = first_of(t, &t->reads)) || (p = first_of(t, &t->others))) {
+	while ((p = first_read(t)) || (p = first_write(t)) || (p = first_removal(t))) {
 		dequeue(t, p);
 		drop(p);
 	}

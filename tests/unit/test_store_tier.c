@@ -11,7 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "agent/store/store.h"
+#include "agent/store/internal.h"
 #include "lib/crc32c.h"
 #include "schema/gen/errors.h"
 #include "tests/unit/cm.h"
@@ -691,6 +691,60 @@ static void test_loads_beside_many_batches_of_another_owner(void **state)
 	for (unsigned k = 0; k < MANY; k++)
 		assert_int_equal(get_end(&g[k]), DMSG_STORE_STATUS_OK);
 	store_user_free(user);
+}
+
+static uint64_t offset_on_disk(const struct store_member *m, unsigned k)
+{
+	char text[16];
+
+	return disk_part(item_find(m->space, key_of(text, k)))->at.offset;
+}
+
+/* A PUT waits for what threads have of another owner, and for a MiB, whatever else that has put. */
+static void test_writes_beside_many_of_another_owner(void **state)
+{
+	enum { MANY = 30, BYTES = MIB / 2 };
+	unsigned calls = at_gate[DISK_CALL_WRITE];
+	struct store_member *own = rig.member;
+	struct store_user *user;
+
+	gate(DISK_CALL_WRITE, true);
+	for (unsigned k = 0; k < MANY; k++)
+		put(k, BYTES);
+	run_to_gate_n(DISK_CALL_WRITE, calls + 2);
+	rig.member = other_member(&user);
+	put(0, 1);
+	gate(DISK_CALL_WRITE, false);
+	settle();
+	assert_in_range(offset_on_disk(rig.member, 0) / BYTES, 2, 6);
+	rig.member = own;
+	store_user_free(user);
+}
+
+/* The object of a removed one's key comes to the disk behind its removal, although its owner has written less. */
+static void test_write_behind_the_removal_of_another_owner(void **state)
+{
+	enum { MANY = 100 };
+	struct store_user *other = store_user_new(rig.store, &rig.other, &(struct dray_err){ 0 });
+	struct store_member *own = rig.member;
+
+	assert_non_null(other);
+	rig.member = join_shared(rig.user);
+	put(MANY, DISK_BLOCK);
+	settle();
+	gate(DISK_CALL_WRITE, true);
+	for (unsigned k = 0; k < MANY; k++)
+		put(k, DISK_BLOCK);
+	drop(MANY);
+	rig.member = join_shared(other);
+	put(MANY, DISK_BLOCK);
+	gate(DISK_CALL_WRITE, false);
+	while (rig.other.store_writing)
+		turn();
+	assert_int_equal(store_totals(rig.store).disk.removals, 1);
+	settle();
+	rig.member = own;
+	store_user_free(other);
 }
 
 /* Works go on, one after the other, and requests end. */
@@ -1648,6 +1702,8 @@ int main(void)
 		TEST(test_a_call_evicts_some),
 		TEST(test_counts_by_tier),
 		TEST(test_name_space_of_a_removed_object_is_swept),
+		TEST(test_writes_beside_many_of_another_owner),
+		TEST(test_write_behind_the_removal_of_another_owner),
 		TEST(test_no_memory_for_works),
 		TEST(test_puts_elsewhere_before_the_folder_is_read),
 		TEST(test_copies_before_the_folder_is_read),

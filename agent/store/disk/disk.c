@@ -13,6 +13,8 @@
 
 /* sqlite needs more than the default of jobs_new(). */
 #define COMMITTER_STACK (512ul << 10)
+/* Bytes of writes that wait for threads, from which on disk_may_write() is false: some milliseconds of a slow disk. */
+#define WRITES_AHEAD (1ull << 20)
 /* A rate that differs by at most this part from the one that is remembered is not written. */
 #define RATE_NEAR 8
 
@@ -98,7 +100,7 @@ void rates_restore(struct disk *d, const struct disk_rates *saved)
 
 /* --- requests of the threads --------------------------------------------------------------------- */
 
-static void dispatch(struct disk *d);
+static void go_on(struct disk *d);
 
 static struct disk_request *returned(struct dray_job *j)
 {
@@ -150,7 +152,7 @@ static void write_done(struct dray_job *j)
 		commit_add(d, r);
 	else
 		commit_fail(d, r);
-	dispatch(d);
+	go_on(d);
 }
 
 static void read_done(struct dray_job *j)
@@ -168,7 +170,7 @@ static void read_done(struct dray_job *j)
 		result = r->error ? DISK_FAILED : DISK_CORRUPT;
 	d->info.errors += result == DISK_FAILED;
 	disk_complete(r, result);
-	dispatch(d);
+	go_on(d);
 }
 
 /* The first thread takes reads alone. No read is given to a thread behind a write, which may be of many bytes. */
@@ -197,8 +199,10 @@ static struct disk_request *take_write(struct disk *d, unsigned *ret_thread)
 	*ret_thread = idlest(d, true);
 	if (*ret_thread < d->n_threads)
 		r = dray_list_pop(&d->waiting_writes, struct disk_request, link);
-	if (r)
+	if (r) {
 		d->read_before = 0;
+		d->to_write -= disk_blocks(r->at.bytes);
+	}
 	return r;
 }
 
@@ -260,6 +264,21 @@ static void dispatch(struct disk *d)
 	}
 }
 
+bool disk_may_write(const struct disk *d)
+{
+	return d->to_write < WRITES_AHEAD;
+}
+
+/* A thread has room for a request. */
+static void go_on(struct disk *d)
+{
+	bool might_write = disk_may_write(d);
+
+	dispatch(d);
+	if (!might_write && disk_may_write(d) && d->cfg.writes_taken)
+		d->cfg.writes_taken(d->cfg.arg);
+}
+
 static void submit(struct disk *d, struct disk_request *r, struct dray_list *waiting)
 {
 	dray_list_add(waiting, &r->link);
@@ -309,6 +328,7 @@ void disk_write(struct disk *d, struct disk_request *r, uint64_t bytes)
 	s->end += disk_blocks(bytes);
 	s->objects++;
 	d->info.bytes += disk_blocks(bytes);
+	d->to_write += disk_blocks(bytes);
 	submit(d, r, &d->waiting_writes);
 	segment_prepare_next(d);
 }

@@ -116,6 +116,8 @@ struct disk_config {
 	void *arg;
 	/* The file system is full, mostly of `bytes` of this tier: some objects should be removed. May be NULL. */
 	void (*crowded)(void *arg, uint64_t bytes);
+	/* disk_may_write() has become true. May be NULL. */
+	void (*writes_taken)(void *arg);
 	int (*fault)(enum disk_call call); /* for tests; may be NULL */
 };
 
@@ -144,6 +146,12 @@ bool disk_close(struct disk *d);
 
 /* bytes: of the object. done() may be called before this returns. The object must not be on disk. */
 void disk_write(struct disk *d, struct disk_request *r, uint64_t bytes);
+
+/*
+ * Few bytes of writes wait for a thread. A caller whose writes compete begins them only then, because they go in the order in which they
+ * have begun; the threads have enough to do meanwhile.
+ */
+bool disk_may_write(const struct disk *d);
 
 /* The buffer has the bytes of the object if the result is DISK_OK, else zeros. */
 void disk_read(struct disk *d, struct disk_request *r);

@@ -79,6 +79,7 @@ struct disk {
 
 	struct dray_list waiting_reads, waiting_writes; /* for a thread */
 	uint64_t read_before; /* bytes of reads that went before the first write that waits */
+	uint64_t to_write;    /* bytes of writes that wait */
 	struct dray_list
 		pieces;     /* of objects to be verified: for threads that nothing else waits for */
 	unsigned n_threads; /* those that read and write, and one that only reads */
