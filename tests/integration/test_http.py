@@ -369,8 +369,10 @@ def test_required_segment(new_agent, lab):
     there.ctl("drain", "--stay", "--wait")
     until(lambda: not state(), "the peer's drain")
     assert "draining" in conditions(ask(here, "/readyz")[2])[name]["reason"]
+    assert samples(ask(here, "/metrics")[2])["dray_peers_ready"] == 0
     there.ctl("resume")
     until(state, "the peer's resume")
+    assert samples(ask(here, "/metrics")[2])["dray_peers_ready"] == 1
     there.stop()
     until(lambda: not state())
 

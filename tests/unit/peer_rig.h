@@ -186,7 +186,9 @@ static inline void rig_connect(struct rig *rig, struct rig *owner, struct rig_im
 
 static inline uint32_t rig_ready(struct rig *rig)
 {
-	return peers_totals(rig->peers).up;
+	struct peers_totals t = peers_totals(rig->peers);
+
+	return t.states[PEER_STATE_READY] + t.states[PEER_STATE_DRAINING];
 }
 
 static inline uint32_t rig_count(struct rig *rig)

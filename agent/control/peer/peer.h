@@ -282,7 +282,7 @@ unsigned peers_traffic(struct peers *p, struct peer_traffic *ret, unsigned max);
 const char *peers_segment_of(struct peers *p, dray_handle peer);
 
 struct peers_totals {
-	uint32_t peers, up;            /* now */
+	uint32_t peers;                /* now */
 	uint32_t states[PEER_STATE_N]; /* peers in each state */
 	uint32_t listeners;            /* that are open */
 	uint64_t lost,

@@ -410,7 +410,6 @@ struct peers_totals peers_totals(struct peers *p)
 
 	dray_list_for_each(&p->all, peer, struct peer, all_link) {
 		t.peers++;
-		t.up += peer_fsm_is_up(&peer->fsm);
 		t.states[peer->fsm.state]++;
 	}
 	dray_list_for_each(&p->listeners.list, l, struct tcp_listener, link)

@@ -88,7 +88,7 @@ static void client_metrics(struct agent *a, uint64_t v[DRAY_METRIC_N])
 	v[DRAY_METRIC_SESSIONS_REFUSED_TOTAL] = sessions.refused;
 	v[DRAY_METRIC_REMOTES] = sessions.remotes;
 	v[DRAY_METRIC_PEERS] = peers.peers;
-	v[DRAY_METRIC_PEERS_READY] = peers.up;
+	v[DRAY_METRIC_PEERS_READY] = peers.states[PEER_STATE_READY];
 	v[DRAY_METRIC_PEERS_LOST_TOTAL] = peers.lost;
 	v[DRAY_METRIC_STRANGERS_REFUSED_TOTAL] = peers.incoming_refused;
 	v[DRAY_METRIC_NOTIFICATIONS_DELIVERED_TOTAL] = sessions.notified;
