@@ -182,6 +182,7 @@ static void errors_have_the_reason(void **state)
 	snprintf(path, sizeof(path), "%s/no/such/directory", p->dir);
 	assert_true(unix_listener_bind(&l, kind, path, 0600, (gid_t)-1, &err) < 0);
 	assert_non_null(strstr(err.msg, path));
+	assert_non_null(strstr(err.msg, "; make its folder, or set"));
 }
 
 static void adopts_only_matching_sockets(void **state)
@@ -264,6 +265,27 @@ static void codes_give_the_reason(void **state)
 	assert_non_null(strstr(err.msg, key));
 }
 
+/* A user may give a file to its own groups only. */
+static void a_group_of_others_is_refused(void **state)
+{
+	struct place *p = *state;
+	const struct unix_listener_kind *kind = p->kind;
+	struct unix_listener l;
+	struct dray_err err = DRAY_ERR_NULL;
+	char key[40];
+
+	assert_int_equal(chmod(p->dir, 0777), 0);
+	if (geteuid() == 0)
+		assert_int_equal(seteuid(65534), 0);
+	assert_true(unix_listener_bind(&l, kind, p->path, 0600, 12345, &err) < 0);
+	if (getuid() == 0)
+		assert_int_equal(seteuid(0), 0);
+	assert_int_equal(err.code, DRAY_E_DENIED);
+	assert_int_equal(access(p->path, F_OK), -1);
+	snprintf(key, sizeof(key), "set %s.group to", kind->section);
+	assert_non_null(strstr(err.msg, key));
+}
+
 /* clang-format off */
 #define TEST(f) \
 	{ #f " (stream)", f, set_up, tear_down, &kinds[0] }, \
@@ -281,6 +303,7 @@ int main(void)
 		TEST(adopts_only_matching_sockets),
 		TEST(groups_are_found),
 		TEST(codes_give_the_reason),
+		TEST(a_group_of_others_is_refused),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

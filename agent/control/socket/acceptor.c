@@ -134,6 +134,7 @@ int tcp_listener_bind(struct tcp_listeners *ls, const struct dray_addr *addr,
 				    errno == EADDRINUSE ?
 					    "; choose another port, or 0 for a free one, or none" :
 				    errno == EADDRNOTAVAIL ? "; it is not an address of this host" :
+				    errno == EACCES        ? "; choose a port from 1024 on" :
 							     "");
 	return tcp_listener_add(ls, dray_take_fd(fd), reterr);
 }

@@ -18,9 +18,21 @@
 
 #define BACKLOG 128
 
+static const char setting_group[] = "setting the group of";
+
 static int failed(struct dray_err *reterr, const struct unix_listener_kind *kind, const char *path,
 		  const char *action, int err)
 {
+	if (action == setting_group)
+		return dray_err_set(
+			reterr, -err, err == EPERM ? DRAY_E_DENIED : DRAY_E_IO,
+			"%s.socket: %s %.100s: %s; set %s.group to a group of the agent's user",
+			kind->section, action, path, dray_errno_text(err), kind->section);
+	if (err == ENOENT || err == ENOTDIR)
+		return dray_err_set(
+			reterr, -err, DRAY_E_IO,
+			"%s.socket: %s %.100s: %s; make its folder, or set %s.socket to another path",
+			kind->section, action, path, dray_errno_text(err), kind->section);
 	if (err == EACCES || err == EPERM || err == EROFS)
 		return dray_err_set(
 			reterr, -err, DRAY_E_DENIED,
@@ -96,7 +108,7 @@ static const char *publish(struct unix_listener *l, const char *path, mode_t mod
 	struct stat st;
 
 	if (group != (gid_t)-1 && chown(path, (uid_t)-1, group) < 0)
-		return "setting the group of";
+		return setting_group;
 	if (chmod(path, mode) < 0)
 		return "setting the mode of";
 	if (listen(l->fd, BACKLOG) < 0)
