@@ -209,6 +209,23 @@ static void test_password_in_an_answer(void **state)
 	rig_stop(r);
 }
 
+/* It answers what it has not read yet, so that this is not about the password. */
+static void test_server_without_room(void **state)
+{
+	static const char *const answers[] = { "-ERR max number of clients reached\r\n",
+					       "-DENIED Redis is running in protected mode\r\n" },
+				 *const words[] = { "maxclients", "protected-mode" };
+
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(answers); i++) {
+		struct rig *r = rig_start((struct manner){ .answer = answers[i] }, "opensesame");
+
+		assert_true(net_until(r->event, r->downs));
+		assert_non_null(strstr(r->why.msg, words[i]));
+		assert_null(strstr(r->why.msg, "password as this agent sends it"));
+		rig_stop(r);
+	}
+}
+
 /* A server that sends bytes, but no answer, is as silent as one that sends nothing. */
 static void test_slow_drip(void **state)
 {
@@ -356,6 +373,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_password_in_an_answer),
+		cmocka_unit_test(test_server_without_room),
 		cmocka_unit_test(test_slow_drip),
 		cmocka_unit_test(test_greets_and_closes),
 		cmocka_unit_test(test_end_of_an_op_without_commands),

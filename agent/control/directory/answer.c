@@ -99,14 +99,24 @@ enum refusal answer_refusal(const redisReply *r)
 		const char *word;
 		enum refusal refusal;
 	} words[] = {
-		{ "NOAUTH", REFUSAL_AUTH },         { "WRONGPASS", REFUSAL_AUTH },
-		{ "ERR AUTH", REFUSAL_AUTH },       { "ERR invalid password", REFUSAL_AUTH },
-		{ "NOPERM", REFUSAL_DENIED },       { "OOM", REFUSAL_FULL },
-		{ "MISCONF", REFUSAL_FULL },        { "WRONGTYPE", REFUSAL_TYPE },
-		{ "LOADING", REFUSAL_LOADING },     { "READONLY", REFUSAL_REPLICA },
-		{ "MASTERDOWN", REFUSAL_REPLICA },  { "NOREPLICAS", REFUSAL_REPLICA },
-		{ "MOVED", REFUSAL_MOVED },         { "ASK", REFUSAL_ASK },
-		{ "CLUSTERDOWN", REFUSAL_CLUSTER }, { "TRYAGAIN", REFUSAL_CLUSTER },
+		{ "ERR max number of clients", REFUSAL_CLIENTS },
+		{ "DENIED", REFUSAL_HOST },
+		{ "NOAUTH", REFUSAL_AUTH },
+		{ "WRONGPASS", REFUSAL_AUTH },
+		{ "ERR AUTH", REFUSAL_AUTH },
+		{ "ERR invalid password", REFUSAL_AUTH },
+		{ "NOPERM", REFUSAL_DENIED },
+		{ "OOM", REFUSAL_FULL },
+		{ "MISCONF", REFUSAL_FULL },
+		{ "WRONGTYPE", REFUSAL_TYPE },
+		{ "LOADING", REFUSAL_LOADING },
+		{ "READONLY", REFUSAL_REPLICA },
+		{ "MASTERDOWN", REFUSAL_REPLICA },
+		{ "NOREPLICAS", REFUSAL_REPLICA },
+		{ "MOVED", REFUSAL_MOVED },
+		{ "ASK", REFUSAL_ASK },
+		{ "CLUSTERDOWN", REFUSAL_CLUSTER },
+		{ "TRYAGAIN", REFUSAL_CLUSTER },
 	};
 
 	for (size_t i = 0; i < DRAY_ARRAY_SIZE(words); i++) {

@@ -33,6 +33,8 @@ int answers_next(struct answers *a, redisReply **ret, struct dray_err *reterr);
 /* What an error means to this agent. */
 enum refusal {
 	REFUSAL_OTHER,
+	REFUSAL_CLIENTS, /* others have all connections that it allows */
+	REFUSAL_HOST,    /* it allows connections from its own host alone */
 	REFUSAL_AUTH,    /* user and password, or the lack of them */
 	REFUSAL_DENIED,  /* the user may not do that */
 	REFUSAL_FULL,    /* no memory is left */

@@ -109,6 +109,8 @@ void directory_refused(struct server *s, const redisReply *r, bool enters)
 				   "store.directory, without sentinels");
 		break;
 	case REFUSAL_OTHER:
+	case REFUSAL_CLIENTS:
+	case REFUSAL_HOST:
 	case REFUSAL_TYPE:
 	case REFUSAL_CLUSTER:
 	case REFUSAL_N:

@@ -205,6 +205,11 @@ enum greeting { GREETING_AUTH, GREETING_SELECT, GREETING_TIME };
 static const char *advice(const struct link *l, enum greeting g, const redisReply *r)
 {
 	static const char *const advices[REFUSAL_N] = {
+		[REFUSAL_CLIENTS] =
+			"the server has as many clients as it allows: raise its maxclients",
+		[REFUSAL_HOST] =
+			"the server allows connections from its own host alone: give it a password, or "
+			"set its protected-mode to no",
 		[REFUSAL_AUTH] =
 			"the server refuses this agent: see the user in store.directory, and "
 			"the password in store.directory_password_file",
