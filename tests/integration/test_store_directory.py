@@ -12,7 +12,7 @@ import threading
 import pytest
 from dray import Status
 from harness import LIMIT, until
-from redis_server import Redis, name_of
+from redis_server import Error, Redis, name_of
 from test_store import User, counters
 from test_store_peers import STORE, value_of
 
@@ -287,6 +287,50 @@ def test_full(new_redis, agents):
         state(b, "ok")
         entered(redis, b"one", a, b)
         entered(redis, b"two", a, b)
+
+
+@pytest.mark.parametrize("lend", ["true", "false"])
+def test_replica(new_redis, agents, lend):
+    """It is not used, whether the agent has something to enter or not."""
+    redis = new_redis(complete=False, options=("replicaof", "127.0.0.1 1"))
+    a, = agents(redis.url, "a", wait="", store__lend=lend)
+    with User(a, space="kv") as user:
+        assert user.put(b"key", b"value") == Status.OK
+        until(lambda: counters(a)["dray_store_directory_errors_total"] > 4, "several attempts")
+        state(a, "down")
+        assert "the server is a replica" in a.text()
+        assert not [e for e in a.ctl("events", "--json")["events"] if e["subject"] == "directory" and e["new"] == "ok"]
+        redis.command("REPLICAOF", "NO", "ONE")
+        state(a, "ok")
+
+
+def test_script_that_does_not_end(new_redis, agents):
+    """What the server has refused meanwhile is entered, and removed, when it answers again."""
+    redis = new_redis(options=("busy-reply-threshold", "1"))
+    a, _ = agents(redis.url, "a", "b")
+    with User(a, space="kv") as user:
+        assert user.put(b"old", b"value") == Status.OK
+        entered(redis, b"old", a)
+        script = threading.Thread(target=lambda: pytest.raises(Error, redis.command, "EVAL", "while true do end", "0"))
+        script.start()
+
+        def is_busy():
+            try:
+                return redis.command("PING") != "PONG"
+            except Error as e:
+                return "BUSY" in str(e)
+        try:
+            until(is_busy, "the script")
+            errors = counters(a)["dray_store_directory_errors_total"]
+            assert user.put(b"new", b"value") == Status.OK
+            user.store.remove([b"old"])
+            until(lambda: counters(a)["dray_store_directory_errors_total"] >= errors + 2, "refusals")
+        finally:
+            redis.command("SCRIPT", "KILL")
+            script.join(LIMIT)
+        entered(redis, b"new", a)
+        entered(redis, b"old")
+        assert "a script keeps the server busy" in a.text()
 
 
 def test_removed_while_it_stopped(new_redis, agents):

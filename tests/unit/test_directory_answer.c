@@ -233,6 +233,8 @@ static void test_refusals(void **state)
 	assert_refusal("-MISCONF disk\r\n", REFUSAL_FULL);
 	assert_refusal("-WRONGTYPE other\r\n", REFUSAL_TYPE);
 	assert_refusal("-LOADING data\r\n", REFUSAL_LOADING);
+	assert_refusal("-BUSY Redis is busy running a script.\r\n", REFUSAL_SCRIPT);
+	assert_refusal("-BUSYGROUP other\r\n", REFUSAL_OTHER);
 	assert_refusal("-ERR max number of clients reached\r\n", REFUSAL_CLIENTS);
 	assert_refusal("-DENIED Redis is running in protected mode\r\n", REFUSAL_HOST);
 	assert_refusal("-READONLY replica\r\n", REFUSAL_REPLICA);

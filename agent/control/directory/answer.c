@@ -110,6 +110,7 @@ enum refusal answer_refusal(const redisReply *r)
 		{ "MISCONF", REFUSAL_FULL },
 		{ "WRONGTYPE", REFUSAL_TYPE },
 		{ "LOADING", REFUSAL_LOADING },
+		{ "BUSY", REFUSAL_SCRIPT },
 		{ "READONLY", REFUSAL_REPLICA },
 		{ "MASTERDOWN", REFUSAL_REPLICA },
 		{ "NOREPLICAS", REFUSAL_REPLICA },

@@ -40,6 +40,7 @@ enum refusal {
 	REFUSAL_FULL,    /* no memory is left */
 	REFUSAL_TYPE,    /* something else has the key */
 	REFUSAL_LOADING, /* the server starts */
+	REFUSAL_SCRIPT,  /* a script keeps it busy */
 	REFUSAL_REPLICA, /* it is a replica, or has lost its primary */
 	REFUSAL_MOVED,   /* another server of the cluster has the key */
 	REFUSAL_ASK,     /* likewise, for this command */

@@ -63,6 +63,8 @@ static void decide(struct batch *b, const struct key_command *k, const redisRepl
 			directory_refused(b->server, r, true);
 		break;
 	case KEY_SINCE:
+		/* only NULL: another server of the cluster, which was to answer that, is lost */
+		directory_used(b->server->d);
 		break;
 	case KEY_NODES:
 		servers_answer(b->server, r);

@@ -96,6 +96,9 @@ void directory_refused(struct server *s, const redisReply *r, bool enters)
 	case REFUSAL_LOADING:
 		link_fail(s->link, DRAY_E_BUSY, "the server is still loading its data");
 		break;
+	case REFUSAL_SCRIPT:
+		link_fail(s->link, DRAY_E_BUSY, "a script keeps the server busy");
+		break;
 	case REFUSAL_REPLICA:
 		link_fail(s->link, DRAY_E_DENIED,
 			  "the server is a replica, or has lost its primary or replicas: name the "
@@ -183,18 +186,24 @@ struct directory_check directory_checked(const struct directory *d)
 					 d->checking || ends || !*d->why.msg };
 }
 
-bool directory_is_complete(const struct directory *d)
+/* A server with such an answer to the first command is of no use now, also for what it might say of keys. */
+static bool is_unusable(const redisReply *r)
 {
-	return dray_now().ns >= d->complete_ns;
+	enum refusal refusal = r->type == REDIS_REPLY_ERROR ? answer_refusal(r) : REFUSAL_OTHER;
+
+	return refusal == REFUSAL_LOADING || refusal == REFUSAL_SCRIPT ||
+	       refusal == REFUSAL_REPLICA;
 }
 
 void directory_since(struct server *s, unsigned part, const redisReply *r)
 {
 	int64_t now = link_time_ms(s->link), ms;
 
-	/* a server that has just started; other refusals are those of entries, too */
-	if (part == 0 && r->type == REDIS_REPLY_ERROR && answer_refusal(r) == REFUSAL_LOADING)
+	if (part == 0 && is_unusable(r))
+		/* other refusals are those of entries, too */
 		directory_refused(s, r, true);
+	else if (part == 0)
+		directory_used(s->d);
 	/* Without the time nobody knows what it should have. The clock of the agent that wrote it may have been ahead. */
 	if (part == 1 && answer_number(r, &ms) == 0 && ms >= 0)
 		s->d->complete_ns =
@@ -216,12 +225,21 @@ static void ask_since(struct server *s)
 	batch_send(b);
 }
 
+bool directory_is_complete(const struct directory *d)
+{
+	return dray_now().ns >= d->complete_ns;
+}
+
+void directory_used(struct directory *d)
+{
+	/* one that takes no entries may do so at another server still */
+	if (d->state == DIRECTORY_DOWN && servers_are_up(d))
+		directory_set(d, DIRECTORY_OK, NULL);
+}
+
 void directory_up(struct server *s)
 {
 	ask_since(s);
-	/* one that takes no entries may do so at another server still */
-	if (s->d->state == DIRECTORY_DOWN)
-		directory_set(s->d, DIRECTORY_OK, NULL);
 	entries_begin(s->d);
 }
 

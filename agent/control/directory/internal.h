@@ -146,6 +146,8 @@ void directory_refused(struct server *s, const redisReply *r, bool enters);
 void directory_check_answer(struct server *s, const redisReply *r);
 /* The directory has an entry for whatever other agents have had for a while. */
 bool directory_is_complete(const struct directory *d);
+/* A server that is up can be used. */
+void directory_used(struct directory *d);
 void directory_up(struct server *s);
 void directory_down(struct server *s, const struct dray_err *why);
 /* An answer to a part of KEY_SINCE. */

@@ -217,6 +217,7 @@ static const char *advice(const struct link *l, enum greeting g, const redisRepl
 			"the user in store.directory may not use this command there: see "
 			"docs/store.md for the commands that agents need",
 		[REFUSAL_LOADING] = "the server is still loading its data",
+		[REFUSAL_SCRIPT] = "a script keeps the server busy",
 	};
 	enum refusal refusal = answer_refusal(r);
 
