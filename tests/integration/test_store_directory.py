@@ -289,6 +289,22 @@ def test_full(new_redis, agents):
         entered(redis, b"two", a, b)
 
 
+def test_full_from_the_start(new_redis, agents):
+    """The agents cannot learn since when it has entries. They ask for that again, so that it is believed when it has memory."""
+    redis = new_redis(complete=False, options=("maxmemory-policy", "noeviction", "maxmemory", "1"))
+    a, b = agents(redis.url, "a", "b")
+    with User(a, space="kv"), User(b, space="kv") as here:
+        def unknown():
+            before = counters(b)["dray_store_directory_unknown_total"]
+            assert here.get(b"none") == Status.NOT_FOUND
+            return counters(b)["dray_store_directory_unknown_total"] > before
+
+        assert unknown()
+        redis.command("CONFIG", "SET", "maxmemory", "0")
+        redis.command(*KNOWN)
+        until(lambda: not unknown(), "the directory is believed")
+
+
 @pytest.mark.parametrize("lend", ["true", "false"])
 def test_replica(new_redis, agents, lend):
     """It is not used, whether the agent has something to enter or not."""

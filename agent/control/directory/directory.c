@@ -17,6 +17,8 @@
  */
 #define INCOMPLETE_MS 10000
 #define SINCE "since"
+/* Between two questions for it, while it is not known. */
+#define SINCE_AGAIN_NS DRAY_NS_PER_SEC
 /* A key that nobody has. */
 #define NOBODY "check"
 
@@ -218,6 +220,7 @@ static void ask_since(struct server *s)
 					   .name = SINCE };
 	struct batch *b = batch_new(s, NULL, "");
 
+	s->d->since_ns = dray_now().ns;
 	s->d->complete_ns = INT64_MAX;
 	if (!b)
 		return;
@@ -225,9 +228,14 @@ static void ask_since(struct server *s)
 	batch_send(b);
 }
 
-bool directory_is_complete(const struct directory *d)
+bool directory_is_complete(struct server *s)
 {
-	return dray_now().ns >= d->complete_ns;
+	int64_t now = dray_now().ns;
+
+	/* it has not said since when it has entries: it may have had no memory for that */
+	if (s->d->complete_ns == INT64_MAX && now > s->d->since_ns + SINCE_AGAIN_NS)
+		ask_since(s);
+	return now >= s->d->complete_ns;
 }
 
 void directory_used(struct directory *d)

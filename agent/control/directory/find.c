@@ -68,7 +68,7 @@ static void take(struct server *s, struct directory_find *f, uint32_t i, const r
 	}
 	if (named)
 		d->totals.named++;
-	else if (!directory_is_complete(d))
+	else if (!directory_is_complete(s))
 		unknown(f, i);
 }
 

@@ -81,7 +81,8 @@ struct directory {
 		struct dray_err why;
 	} failed;
 	/* Until then what the directory does not name may be there all the same: agents are still entering it. */
-	int64_t complete_ns;
+	int64_t complete_ns; /* INT64_MAX: until it has said since when it has entries */
+	int64_t since_ns;    /* when it was asked for that */
 	struct directory_totals totals;
 };
 
@@ -144,8 +145,8 @@ void directory_set(struct directory *d, enum directory_state s, const struct dra
 void directory_refused(struct server *s, const redisReply *r, bool enters);
 /* The answer to KEY_CHECK; NULL: none. */
 void directory_check_answer(struct server *s, const redisReply *r);
-/* The directory has an entry for whatever other agents have had for a while. */
-bool directory_is_complete(const struct directory *d);
+/* The directory has an entry for whatever other agents have had for a while. s: has just answered. */
+bool directory_is_complete(struct server *s);
 /* A server that is up can be used. */
 void directory_used(struct directory *d);
 void directory_up(struct server *s);
