@@ -13,7 +13,8 @@ from asked import Asked
 from dray import errors
 from dray.store import Status, StoreResult, Tier
 from dray.vllm.layout import Family, Group, RankLayout
-from dray.vllm.store import batches, block_events, connector, kernels, lookup, specs, stats, tiers, weights, worker
+from dray.vllm import kernels
+from dray.vllm.store import batches, block_events, connector, lookup, specs, stats, tiers, weights, worker
 from dray.vllm.store import saves as saving
 from dray.vllm.store.cost import Cost
 from dray.vllm.store.hashing import Hashes
@@ -132,6 +133,8 @@ def test_arrangements(monkeypatch):
         monkeypatch.setattr("vllm.v1.attention.backends.cpu_attn._get_attn_isa", lambda *_, chosen=chosen: chosen)
         assert kernels.arrangement("cpu", ["CPU_ATTN"], config, spec) == f"cpu CPU_ATTN {chosen}"
     assert kernels.arrangement("cuda", ["FLASH_ATTN"], config, spec) == "cuda FLASH_ATTN"
+    groups = SimpleNamespace(kv_cache_groups=[KVCacheGroupSpec(["a"], spec), KVCacheGroupSpec(["b"], spec)])
+    assert kernels.packing(config, groups) == "cpu vec"
     monkeypatch.delattr("vllm.v1.attention.backends.cpu_attn._get_attn_isa")
     assert kernels.arrangement("cpu", [], config, spec) == f"cpu of {platform.node()}"
 

@@ -8,7 +8,7 @@ and looks at what D has for each layer, head and token.
 import itertools
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -342,6 +342,23 @@ def test_another_kind_of_attention():
     d = Engine(Form(), LAYERS, 4, (("window 512",),))
     with pytest.raises(errors.Unsupported, match="window 512 here, full at the other engine"):
         lay.make_plan(d.ranks[0].layout, d.groups, p.layout)
+
+
+def packed(engine, how):
+    return replace(engine.layout, model={**engine.layout.model, **({lay.PACKING: how} if how else {})})
+
+
+def test_blocks_that_kernels_pack():
+    """Kernels of other processors read a block otherwise, and those of CPUs only whole blocks. An older engine does not say what it has."""
+    large, small = Engine(Form(tokens=64), LAYERS, 4), Engine(Form(tokens=32), LAYERS, 4)
+    with pytest.raises(errors.Unsupported, match="arrangement of blocks: cpu amx here, cpu vec at the other engine"):
+        packed(large, "cpu amx").check(packed(large, "cpu vec"))
+    for other in ("cpu vec", None):
+        with pytest.raises(errors.Unsupported, match=r"tokens of a block of layer model\S+: 64 here, 32 at the other engine.*--block-size"):
+            packed(large, "cpu vec").check(packed(small, other))
+        packed(large, "cpu vec").check(packed(large, other))
+    packed(large, "cuda").check(packed(small, "cuda"))
+    packed(large, None).check(packed(small, "cuda"))
 
 
 def test_another_model():

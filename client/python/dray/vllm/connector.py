@@ -15,8 +15,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (KVConnectorBase_V
 
 from .. import errors
 from ..client import Client
-from . import compat
+from . import compat, kernels
 from .agent import find
+from .layout import PACKING
 from .options import Options
 from .protocol import RankInfo, StepMetadata, WorkerMetadata
 from .push_scheduler import PushSide
@@ -183,7 +184,8 @@ class DrayConnector(KVConnectorBase_V1, SupportsHMA):
                       bounce: Bounce | None = None) -> None:
         from .memory import marker
 
-        self._worker = WorkerSide(client, region, layout, groups, compat.model_fields(self._config), self._options.name, bounce,
+        fields = {**compat.model_fields(self._config), PACKING: kernels.packing(self._config, self._cache_config)}
+        self._worker = WorkerSide(client, region, layout, groups, fields, self._options.name, bounce,
                                   marker(self._config.device_config.device_type))
         _logger.info("dray: rank %d: %d MB of %s are shared with the agent at %s (%s)", layout.rank, region.length // 10**6,
                      "KV cache" if bounce is None else "a bounce buffer", client.path, client.segment)

@@ -22,10 +22,11 @@ import numpy as np
 
 from .. import errors
 
-__all__ = ["EngineLayout", "Family", "Group", "Part", "Plan", "RankLayout", "Tensor", "describe",
+__all__ = ["PACKING", "EngineLayout", "Family", "Group", "Part", "Plan", "RankLayout", "Tensor", "describe",
            "dimension_order", "make_plan", "make_push_plan", "operations", "ranges", "runs"]
 
 VERSION = 1  # of the JSON form
+PACKING = "arrangement of blocks"  # a field of the model: what kernels.packing() says. Engines with an older dray-client do not have it.
 PLANS_MAX = 64  # other engines whose plans a rank remembers
 NULL_BLOCK = 0  # the engine's number of the block that holds nothing
 _LAYERS_MAX = 4096  # of one form
@@ -156,10 +157,25 @@ class EngineLayout:
         """errors.Unsupported, with both values, if a block of the other engine means something else here."""
         for name in sorted(self.model.keys() | other.model.keys()):
             here, there = self.model.get(name, "(none)"), other.model.get(name, "(none)")
-            if here != there:
+            if here != there and not (name == PACKING and "(none)" in (here, there)):
                 raise errors.Unsupported(
                     f"the two engines differ in {name}: {here} here, {there} at the other engine",
-                    fix=f"Start both engines with the same {name}.")
+                    fix=f"Start both engines with the same {name}." if name != PACKING else "Run both engines on processors of the same kind.")
+        if self.model.get(PACKING, "").startswith("cpu"):
+            self._check_whole_blocks(other)
+
+    def _check_whole_blocks(self, other: EngineLayout) -> None:
+        """Kernels of CPUs keep all keys of a block before its values, so that the tokens of a block cannot be told apart."""
+        here, there = self._block_tokens(), other._block_tokens()
+        for name in sorted(here.keys() & there.keys()):
+            if here[name] != there[name]:
+                raise errors.Unsupported(
+                    f"the two engines differ in the tokens of a block of layer {name}: {here[name]} here, {there[name]} at the other engine",
+                    fix="On CPUs, start both engines with the same --block-size.")
+
+    def _block_tokens(self) -> dict[str, int]:
+        """By layer: the tokens of a block of its tensor."""
+        return {name: family.tokens for rank in self.ranks for family in rank.families for name in family.names}
 
 
 # --- description --------------------------------------------------------------------------------------

@@ -20,12 +20,12 @@ from ... import errors
 from ...client import Client
 from ...session import DEFAULT_SOCKET
 from ...store import Store
-from .. import compat
+from .. import compat, kernels
 from ..rest import Rest
 from ..sessions import connect_store
 from ..siblings import shared_pool
 from ..worker import layout_of
-from . import kernels, specs, weights
+from . import specs, weights
 from .cost import Cost
 from .hashing import Hashes
 from .objects import Objects

@@ -10,15 +10,27 @@ import importlib
 import platform
 from typing import Any
 
-__all__ = ["arrangement", "arrangements"]
+__all__ = ["arrangement", "arrangements", "packing"]
 
 
 def arrangements(config: Any, kv_cache_config: Any) -> tuple[str, ...]:
     """A text for each KV-cache group of this engine."""
+    device = _device()
+    return tuple(arrangement(device, _backends(config, group.layer_names), config, group.kv_cache_spec)
+                 for group in kv_cache_config.kv_cache_groups)
+
+
+def packing(config: Any, kv_cache_config: Any) -> str:
+    """A text for all blocks of this engine, whose kernels of one device read what any of its backends has written."""
+    device = _device()
+    found = {arrangement(device, [], config, group.kv_cache_spec) for group in kv_cache_config.kv_cache_groups}
+    return ", ".join(sorted(found))
+
+
+def _device() -> str:
     device = str(importlib.import_module("vllm.platforms").current_platform.device_name)
     shuffled = device == "rocm" and bool(importlib.import_module("vllm.envs").VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT)
-    return tuple(arrangement(device + (", shuffled" if shuffled else ""), _backends(config, group.layer_names), config, group.kv_cache_spec)
-                 for group in kv_cache_config.kv_cache_groups)
+    return device + (", shuffled" if shuffled else "")
 
 
 def _backends(config: Any, layers: list[str]) -> list[str]:
