@@ -490,7 +490,7 @@ static bool charge_new(struct store_member *m, uint64_t bytes, enum put_kind kin
 	if (!charge(m, bytes, e))
 		return false;
 	*ret_counted = kind == PUT_COPY ? charge_copy(m, e) : charge_object(m, e);
-	if (*ret_counted || kind == PUT_COPY)
+	if (*ret_counted || (kind == PUT_COPY && !e->more))
 		return true;
 	budget_put(&m->account->budget, RESOURCE_STORE_BYTES, bytes);
 	return false;

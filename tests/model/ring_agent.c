@@ -120,7 +120,7 @@ int64_t directs_tick(struct worker *w)
 	return INT64_MAX;
 }
 
-int64_t places_clear(struct worker *w)
+int64_t sources_step(struct worker *w)
 {
 	return INT64_MAX;
 }

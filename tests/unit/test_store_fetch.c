@@ -30,6 +30,7 @@
 #define PEER ((dray_handle)9)
 #define OTHER ((dray_handle)10)
 #define ASKS_MAX 16
+#define LARGE (256u << 10)
 
 static const char *const spaces[] = { "kv=test:7" };
 
@@ -1117,8 +1118,8 @@ static void test_cancel(void **state)
 	assert_int_equal(session()->requests, 0);
 }
 
-/* A GET of a large object to ranges that overlap, until the bytes that came have begun to be zeroed. */
-static void get_wrong(uint64_t id, uint32_t deadline_ms)
+/* A GET of a large object to ranges that overlap, which an agent has. */
+static void get_large(uint64_t id, uint32_t deadline_ms, uint64_t length)
 {
 	static uint8_t buf[DMSG_MESSAGE_MAX], ranges[MIB / RING_RIG_BYTES * DMSG_STORE_RANGE_SIZE];
 	uint8_t blob[2], item[DMSG_STORE_ITEM_SIZE];
@@ -1128,8 +1129,6 @@ static void get_wrong(uint64_t id, uint32_t deadline_ms)
 				    .keys = { blob, sizeof(blob) },
 				    .items = { item, 1 },
 				    .ranges = { ranges, MIB / RING_RIG_BYTES } };
-	struct worker *w = rig.ring.worker;
-	struct slice *s;
 
 	keys_blob(blob, "a");
 	dmsg_store_item_put(item, &(struct dmsg_store_item){ .ranges = MIB / RING_RIG_BYTES });
@@ -1137,9 +1136,18 @@ static void get_wrong(uint64_t id, uint32_t deadline_ms)
 		dmsg_store_range_put(ranges + (size_t)i * DMSG_STORE_RANGE_SIZE,
 				     &(struct dmsg_store_range){ 0, RING_RIG_BYTES });
 	say(buf, dmsg_store_get_encode(buf, sizeof(buf), id, &m));
-	rig.length = MIB;
+	rig.length = length;
 	tell("0", at_peer);
-	while (dray_list_empty(&w->clearing)) {
+}
+
+/* The same, until the bytes that came have begun to be zeroed. */
+static void get_wrong(uint64_t id, uint32_t deadline_ms)
+{
+	struct worker *w = rig.ring.worker;
+	struct slice *s;
+
+	get_large(id, deadline_ms, MIB);
+	while (dray_list_empty(&w->steps)) {
 		s = dray_list_pop(&rig.slices, struct slice, link);
 		if (s)
 			xfer_slice_done(&w->core, s, 0, NULL);
@@ -1156,7 +1164,7 @@ static void test_cancel_while_it_is_zeroed(void **state)
 	post((struct command){
 		.type = COMMAND_CANCEL, .session = session()->xs.handle, .id = 1, .handle = 77 });
 	answered(1, DRAY_E_CANCELLED, "T");
-	assert_true(dray_list_empty(&rig.ring.worker->clearing));
+	assert_true(dray_list_empty(&rig.ring.worker->steps));
 }
 
 static void test_drain_while_it_is_zeroed(void **state)
@@ -1173,7 +1181,7 @@ static void test_drain_while_it_is_zeroed(void **state)
 static void test_deadline_while_it_is_zeroed(void **state)
 {
 	get_wrong(1, 60000);
-	dray_list_first(&rig.ring.worker->clearing, struct fetch, clears)->batch->end_ns = 1;
+	dray_list_first(&rig.ring.worker->steps, struct fetch, step)->batch->end_ns = 1;
 	answered(1, DRAY_E_DEADLINE, "T");
 }
 
@@ -2078,8 +2086,6 @@ static void test_put_evicts_in_turns(void **state)
 	put_answered(2, 0, "KKKK");
 }
 
-#define LARGE (256u << 10)
-
 /* These keys, of one letter each, have large objects that are only on disk; memory is full of small ones. */
 static void fill_beside_disk(const char *keys)
 {
@@ -2170,6 +2176,81 @@ static void test_pin_of_a_session_that_ends(void **state)
 	post((struct command){ .type = COMMAND_SESSION_CLOSE, .session = session()->xs.handle });
 }
 
+/* The worker has begun to evict for the places of what other agents have, and goes on in turns. */
+static void places_in_turns(uint64_t least)
+{
+	struct worker *w = rig.ring.worker;
+	uint64_t all = store_totals(rig.store).evictions, before;
+
+	assert_false(dray_list_empty(&w->steps));
+	while (!dray_list_empty(&w->steps)) {
+		before = store_totals(rig.store).evictions;
+		worker_turn(w, false);
+		assert_in_range(store_totals(rig.store).evictions - before, 0, 64);
+	}
+	assert_true(store_totals(rig.store).evictions - all >= least);
+	turn();
+}
+
+static void test_keep_evicts_in_turns(void **state)
+{
+	fill();
+	rig.length = LARGE;
+	keep("ab");
+	tell("00", at_peer);
+	places_in_turns(LARGE / 64 / 2);
+	read_as('x', 0, NULL);
+	/* the checksum is of fewer bytes */
+	kept("CK");
+}
+
+static void test_get_of_a_copy_evicts_in_turns(void **state)
+{
+	fill();
+	get_large(2, 0, LARGE);
+	places_in_turns(LARGE / 64 / 2);
+	read_as('x', 0, NULL);
+	answered(2, 0, "C");
+}
+
+static void test_cancel_while_it_evicts(void **state)
+{
+	fill();
+	get_large(2, 0, LARGE);
+	assert_false(dray_list_empty(&rig.ring.worker->steps));
+	post((struct command){
+		.type = COMMAND_CANCEL, .session = session()->xs.handle, .id = 2, .handle = 77 });
+	answered(2, DRAY_E_CANCELLED, "T");
+	assert_true(dray_list_empty(&rig.ring.worker->steps));
+	assert_int_equal(rig.n_ended, 1);
+}
+
+static void test_session_ends_while_it_evicts(void **state)
+{
+	fill();
+	get_large(2, 0, LARGE);
+	assert_false(dray_list_empty(&rig.ring.worker->steps));
+	post((struct command){ .type = COMMAND_SESSION_CLOSE, .session = session()->xs.handle });
+	assert_true(dray_list_empty(&rig.ring.worker->steps));
+	assert_int_equal(rig.n_ended, 1);
+}
+
+/* The leases of keys that have no place yet go on beside one that ends. */
+static void test_fenced_while_it_evicts(void **state)
+{
+	fill();
+	rig.length = LARGE;
+	keep("ab");
+	tell("01", at_peer);
+	fence_of((dray_handle)STORE_KEEP_HANDLES << 48 | 1 << 24 | 1, 100);
+	assert_int_equal(rig.n_over, 0);
+	places_in_turns(LARGE / 64 / 2);
+	read_as('x', 0, NULL);
+	/* the first one is asked for once more */
+	tell("N", NULL);
+	kept("LK");
+}
+
 static void test_put_of_a_session_that_ends(void **state)
 {
 	fill();
@@ -2245,6 +2326,13 @@ int main(void)
 						tear_down_with_disk),
 		cmocka_unit_test_setup_teardown(test_pin_of_a_session_that_ends, set_up_with_disk,
 						tear_down_with_disk),
+		cmocka_unit_test_setup_teardown(test_keep_evicts_in_turns, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_get_of_a_copy_evicts_in_turns, set_up,
+						tear_down),
+		cmocka_unit_test_setup_teardown(test_cancel_while_it_evicts, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_session_ends_while_it_evicts, set_up,
+						tear_down),
+		cmocka_unit_test_setup_teardown(test_fenced_while_it_evicts, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_put_of_a_session_that_ends, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_put_at_a_drain, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_put_whose_deadline_passes_before_its_copy,

@@ -97,10 +97,11 @@ struct worker {
 	struct store_scratch *store_scratch;      /* NULL before the first request */
 	struct dray_list begins;                  /* struct store_begin: those of its sessions */
 	struct dray_list
-		asking; /* requests whose keys other agents are asked for, and those on `clearing` */
+		asking; /* requests whose keys other agents are asked for, and those on `steps` */
 	struct dray_list
 		watched; /* struct silence: those that read from another agent now, by look_ns */
-	struct dray_list clearing;       /* struct fetch: whose wrong bytes are zeroed */
+	struct dray_list
+		steps; /* struct fetch: that evict for their places, or whose wrong bytes are zeroed */
 	struct dray_slots keep_sessions; /* struct wsession: sessions of keeps, by their handles */
 	struct dray_list keeps, kept; /* struct store_keep: in progress, and ended in this turn */
 	struct dray_list readings; /* of these, whose memory a transfer or a device may still use */
@@ -277,8 +278,8 @@ void readings_check(struct worker *w, bool all);
 
 /* store_silence.c: ends transfers from agents that are silent. Returns when to call again at the latest. */
 int64_t silences_tick(struct worker *w);
-/* store_place.c: zeroes wrong bytes of one request, at most for some ten microseconds. Returns when to go on. */
-int64_t places_clear(struct worker *w);
+/* store_source.c: evicts for one request, or zeroes its wrong bytes, at most for some ten microseconds. Returns when to go on. */
+int64_t sources_step(struct worker *w);
 
 /* store_held.c: the session ends; its fetches have. */
 void helds_close(struct wsession *s);

@@ -23,7 +23,7 @@ struct fetch *fetch_alloc(struct wsession *s, struct batch *b, struct store_memb
 	f->member = member;
 	dray_list_init(&f->link);
 	dray_list_init(&f->asking);
-	dray_list_init(&f->clears);
+	dray_list_init(&f->step);
 	silence_init(&f->silence);
 	return f;
 }
@@ -121,7 +121,7 @@ void fetch_free(struct fetch *f)
 	free(f->ops);
 	silence_end(&f->silence);
 	dray_list_del(&f->asking);
-	dray_list_del(&f->clears);
+	dray_list_del(&f->step);
 	dray_list_del(&f->link);
 	dray_map_del(&f->session->fetches_of, &f->of);
 	dray_map_del(&f->session->fetches_numbered, &f->numbered);

@@ -27,7 +27,7 @@ struct fetch {
 	struct dray_map_node of;       /* in session->fetches_of */
 	struct dray_map_node numbered; /* in session->fetches_numbered */
 	struct dray_list
-		asking; /* on worker->asking, while the control thread or `holder` has the ask, or wrong bytes are zeroed */
+		asking; /* on worker->asking, while the control thread or `holder` has the ask, and on worker->steps */
 	struct wsession *session;
 	uint64_t number;  /* of this worker; the ask's */
 	uint64_t request; /* the id of the batch, which ends first */
@@ -53,7 +53,9 @@ struct fetch {
 	const uint8_t *items, *ranges; /* of the request, in wire form */
 	uint32_t at_item;              /* ranges_of() goes on there */
 	const uint8_t *at_ranges;
-	struct dray_list clears; /* on worker->clearing */
+	struct dray_list step; /* on worker->steps */
+	bool placing;          /* keys of the ask have no place yet: */
+	uint32_t placed;       /* from this one on */
 	struct clearing clearing;
 	uint8_t data[];
 };

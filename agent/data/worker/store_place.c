@@ -6,6 +6,7 @@
 
 #include "agent/data/transfer/object.h"
 #include "agent/data/worker/store_reading.h"
+#include "agent/data/worker/store_request.h"
 #include "lib/cleanup.h"
 #include "lib/fault.h"
 
@@ -79,8 +80,8 @@ void place_failed(struct fetch *f, struct store_asked *k)
 		   k->status == DMSG_STORE_STATUS_LOST);
 }
 
-/* A place for the object of a key. */
-static void place(struct fetch *f, uint32_t i)
+/* A place for the object of a key. False: it has to evict more. */
+static bool place(struct fetch *f, uint32_t i)
 {
 	struct worker *w = worker_of_fetch(f);
 	struct store_asked *k = &f->ask->v[i];
@@ -96,31 +97,29 @@ static void place(struct fetch *f, uint32_t i)
 	r->tier = DMSG_STORE_TIER_AGENT;
 	r->status = DMSG_STORE_STATUS_TOO_LARGE;
 	if (k->length > room)
-		return;
+		return true;
 	l->wanted = f->straight && !f->ask->sources[k->source].bytes &&
 		    (f->devices || !f->ask->sources[k->source].keys);
-	*e = (struct store_effort){ .done = e->done };
 	if (f->keeps)
 		r->status = store_keep_begin(f->member, key, k->length, k->crc, k->cost_us,
 					     &f->keep_turn, e, &l->object);
 	else if (!l->wanted)
 		r->status = store_copy_begin(f->member, key, k->length, k->cost_us, e, &l->object);
-	l->wanted |= l->object != NULL;
-	if (l->wanted) {
-		r->status = DMSG_STORE_STATUS_NOT_TRIED; /* until it is copied */
-	} else if (f->keeps) {
-		/* the status says it */
-	} else if (r->status == DMSG_STORE_STATUS_EXISTS) {
-		/* it came meanwhile */
+	/* it came meanwhile */
+	if (!f->keeps && r->status == DMSG_STORE_STATUS_EXISTS)
 		batch_get_one(w, f->batch, k->item, f->member, key, room);
-		if (f->batch->gets[k->item].object)
-			batch_item_ops(f->batch, k->item, ranges);
-		else if (r->status == DMSG_STORE_STATUS_BUSY && e->more)
-			batch_busy(&w->core, r);
-	} else if (r->status == DMSG_STORE_STATUS_BUSY) {
-		r->wait_ms = store_retry_ms(w->store);
-		core_count(w->core.counters, DRAY_METRIC_STORE_BUSY_TOTAL, 1);
+	else if (!f->keeps && r->status == DMSG_STORE_STATUS_BUSY && !e->more)
+		batch_busy(&w->core, r);
+	if (e->more) {
+		r->status = DMSG_STORE_STATUS_NOT_TRIED;
+		return false;
 	}
+	l->wanted |= l->object != NULL;
+	if (l->wanted)
+		r->status = DMSG_STORE_STATUS_NOT_TRIED; /* until it is copied */
+	else if (!f->keeps && f->batch->gets[k->item].object)
+		batch_item_ops(f->batch, k->item, ranges);
+	return true;
 }
 
 uint32_t place_ops(struct fetch *f, uint32_t i, uint8_t *ops)
@@ -261,15 +260,49 @@ bool places_begin(struct fetch *f)
 
 	if (!make_room(f, k->n))
 		return false;
+	f->placing = true;
+	f->placed = 0;
 	f->batch->wait.effort = (struct store_effort){ .done = 0 };
-	for (uint32_t i = 0; i < k->n; i++)
-		if (!k->v[i].status)
-			place(f, i);
-		/* else it is looked up again */
-		else if (k->v[i].status != DMSG_STORE_STATUS_NOT_TRIED)
-			place_failed(f, &k->v[i]);
-	owner_charge(f->session->xs.owner, (uint64_t)f->batch->wait.effort.done * EVICTION_WORK);
 	return true;
+}
+
+/* Places the next keys. False: it has to evict more. */
+static bool place_some(struct fetch *f)
+{
+	struct store_ask *k = f->ask;
+	struct store_effort *e = &f->batch->wait.effort;
+
+	/* a key that has begun to evict goes on */
+	*e = (struct store_effort){ .max = EVICTIONS_STEP, .of_key = e->of_key, .vain = e->vain };
+	for (; f->placed < k->n; f->placed++) {
+		struct store_asked *v = &k->v[f->placed];
+
+		if (!v->status && !place(f, f->placed))
+			break;
+		/* else it is looked up again */
+		if (v->status && v->status != DMSG_STORE_STATUS_NOT_TRIED)
+			place_failed(f, v);
+		e->of_key = e->vain = 0;
+	}
+	owner_charge(f->session->xs.owner, (uint64_t)e->done * EVICTION_WORK);
+	return f->placed == k->n;
+}
+
+/* Goes on in the next turn. */
+static void step_later(struct fetch *f)
+{
+	struct worker *w = worker_of_fetch(f);
+
+	dray_list_move(&w->steps, &f->step);
+	dray_list_move(&w->asking, &f->asking);
+}
+
+bool places_found(struct fetch *f)
+{
+	f->placing = !place_some(f);
+	if (f->placing)
+		step_later(f);
+	return !f->placing;
 }
 
 /* Wrong bytes are in the ranges of the client, or were. */
@@ -342,20 +375,6 @@ static bool clear_some(struct fetch *f)
 	return all;
 }
 
-int64_t places_clear(struct worker *w)
-{
-	struct fetch *f = dray_list_first(&w->clearing, struct fetch, clears);
-
-	if (f) {
-		dray_list_del(&f->clears);
-		if (fetch_is_late(f))
-			fetch_fail(f, DRAY_E_DEADLINE, NULL);
-		else
-			places_done(f);
-	}
-	return dray_list_empty(&w->clearing) ? INT64_MAX : w->core.now_ns;
-}
-
 void places_done(struct fetch *f)
 {
 	struct wsession *s = f->session;
@@ -363,8 +382,7 @@ void places_done(struct fetch *f)
 	struct dray_err err = DRAY_ERR_NULL;
 
 	if (!clear_some(f)) {
-		dray_list_move(&s->worker->clearing, &f->clears);
-		dray_list_move(&s->worker->asking, &f->asking);
+		step_later(f);
 		return;
 	}
 	dray_list_del(&f->asking);

@@ -12,8 +12,10 @@
 
 /* The room for a key of an ask of this fetch. */
 uint64_t place_room(struct fetch *f, uint32_t item);
-/* Gets a place for each key that was found, and answers the others. False: no memory. */
+/* Before places_found(). False: no memory. */
 bool places_begin(struct fetch *f);
+/* Gets a place for each key that was found, and answers the others. False: it evicts for them in the next turns, too. */
+bool places_found(struct fetch *f);
 /* Writes the operations that read a key from its source. Returns how many. */
 uint32_t place_ops(struct fetch *f, uint32_t i, uint8_t *ops);
 /* The bytes of a key are in place; sum: their checksum. */

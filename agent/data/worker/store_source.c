@@ -327,6 +327,16 @@ static void next_source(struct fetch *f)
 	}
 }
 
+/* Reads what has places, when all that can be have theirs. */
+static void sources_go_on(struct fetch *f)
+{
+	if (!places_found(f))
+		return;
+	dray_list_del(&f->asking);
+	sources_end(f);
+	next_source(f);
+}
+
 void sources_read(struct fetch *f, struct store_ask *k)
 {
 	struct dray_err err = DRAY_ERR_NULL;
@@ -339,9 +349,23 @@ void sources_read(struct fetch *f, struct store_ask *k)
 		return;
 	}
 	owner_charge(f->session->xs.owner, (uint64_t)k->n * KEY_WORK);
-	dray_list_del(&f->asking);
-	sources_end(f);
-	next_source(f);
+	sources_go_on(f);
+}
+
+int64_t sources_step(struct worker *w)
+{
+	struct fetch *f = dray_list_first(&w->steps, struct fetch, step);
+
+	if (f) {
+		dray_list_del(&f->step);
+		if (fetch_is_late(f))
+			fetch_fail(f, DRAY_E_DEADLINE, NULL);
+		else if (f->placing)
+			sources_go_on(f);
+		else
+			places_done(f);
+	}
+	return dray_list_empty(&w->steps) ? INT64_MAX : w->core.now_ns;
 }
 
 void source_fenced(struct fetch *f, uint32_t source)
@@ -360,5 +384,7 @@ void source_fenced(struct fetch *f, uint32_t source)
 	for (uint32_t i = 0; i < f->ask->n; i++)
 		if (f->landings[i].wanted && f->ask->v[i].source == source)
 			place_lost(f, i, true);
-	sources_end(f);
+	/* else some are still wanted without a place */
+	if (!f->placing)
+		sources_end(f);
 }

@@ -179,9 +179,9 @@ static int64_t store_tick(struct worker *w)
 	int64_t next;
 
 	if (dray_list_empty(&w->watched) && dray_list_empty(&w->directs) &&
-	    dray_list_empty(&w->readings) && dray_list_empty(&w->clearing))
+	    dray_list_empty(&w->readings) && dray_list_empty(&w->steps))
 		return INT64_MAX;
-	next = dray_min(silences_tick(w), places_clear(w));
+	next = dray_min(silences_tick(w), sources_step(w));
 	next = dray_min(next, directs_tick(w));
 	readings_check(w, false);
 	return next;

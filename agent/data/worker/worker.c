@@ -58,7 +58,7 @@ static int worker_setup(struct worker *w, uint32_t max_transfers)
 	dray_list_init(&w->asking);
 	dray_list_init(&w->directs);
 	dray_list_init(&w->watched);
-	dray_list_init(&w->clearing);
+	dray_list_init(&w->steps);
 	dray_list_init(&w->readings);
 	dray_list_init(&w->keeps);
 	dray_list_init(&w->kept);
