@@ -402,6 +402,7 @@ def damaged():
     good = Engine(Form(), LAYERS, 4).layout.to_json()
     for path, value in (("version", 2), ("groups", None), ("shapes", [[]]), ("ranks", [[0]]), ("model", 3)):
         yield {**good, path: value}
+    yield {**good, "ranks": 2 * good["ranks"]}
     for place, value in ((0, [["a", 0, 1 << 40, ""]]), (0, [["a", 0, 4096, ""]] * 2), (1, [[0, 0, 1]]), (1, [[-1, 0, 4]]),
                          (1, [[0, 0, 1 << 40], [0, 0, 4 - (1 << 40)]]), (1, [[0, 0, 4.0]]), (2, 5), (3, 0), (4, 7), (7, 1 << 70)):
         bad = json.loads(json.dumps(good))

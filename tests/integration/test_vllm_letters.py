@@ -76,7 +76,7 @@ def damaged(**changes):
 
 @pytest.mark.parametrize("changes", [
     {"kind": "Other"}, {"kind": None}, {"transfer_id": 5}, {"blocks": 5}, {"blocks": [[[1, 0, 1 << 30]]]}, {"blocks": [[[3, -2, 3]]]},
-    {"blocks": [[[1, 1, 0]]]}, {"blocks": [[[True, 1, 1.5]]]}, {"first": -1}, {"first": 100}, {"end": "x"}, {"tag": -1}, {"tag": 1 << 64},
+    {"blocks": [[[1, 1, 0]]]}, {"blocks": [[[1 << 64, 0, 1]]]}, {"blocks": [[[True, 1, 1.5]]]}, {"first": -1}, {"first": 100}, {"end": "x"}, {"tag": -1}, {"tag": 1 << 64},
     {"seconds": 0}, {"seconds": "1"}, {"seconds": float("inf")}, {"tokens": [5]}, {"tokens": None}, {"segment": None}])
 def test_damaged(changes):
     with pytest.raises(ValueError, match="."):

@@ -8,7 +8,7 @@ import pytest
 
 from dray import errors
 from dray.vllm import layout as lay
-from dray.vllm import protocol
+from dray.vllm import protocol, ranks
 
 GROUPS = (lay.Group("attention", 16),)
 RANK = lay.describe([lay.Tensor("layers.0", 0, 0, (12, 4, 16, 8), (512, 128, 8, 1), 2, 4, 0, 4)], GROUPS, rank=0, blocks=12,
@@ -32,6 +32,19 @@ def test_through_a_router():
     assert protocol.offered_tokens(sent) == ["dray1:x"]
 
 
+def test_refusals_are_remembered_without_their_requests():
+    """Each request of an engine that does not fit raises the same error, which keeps no frames of the requests before."""
+    def refuse(layout):
+        raise errors.Unsupported("it differs")
+
+    peers, depths = ranks.Peers(refuse), set()
+    for _ in range(4):
+        with pytest.raises(errors.Unsupported) as refused:
+            peers.check(params()["dray"]["layout"])
+        depths.add(len(refused.traceback))
+    assert len(depths) == 1
+
+
 def test_what_a_request_wants():
     assert protocol.wants_decode({"do_remote_decode": True, "do_remote_prefill": False})
     assert not protocol.wants_decode(None) and not protocol.wants_prefill(None) and not protocol.wants_prefill({})
@@ -40,6 +53,7 @@ def test_what_a_request_wants():
 @pytest.mark.parametrize(("path", "value", "error", "words"), [
     (("dray",), None, errors.Invalid, "have no key 'dray', but"), (("dray", "version"), 2, errors.Version, "version 2"),
     (("dray", "tokens"), [], errors.Invalid, "0 rights"), (("dray", "tokens"), None, errors.Invalid, "damaged"),
+    (("dray", "tokens"), [5], errors.Invalid, "damaged"),
     (("dray", "num_tokens"), 0, errors.Invalid, "0 tokens"), (("dray", "num_tokens"), "40", errors.Invalid, "'40' tokens"),
     (("dray", "layout"), 5, errors.Invalid, "description of its KV cache is damaged"),
     (("remote_block_ids",), [[3], [4]], errors.Invalid, "2 groups"), (("remote_block_ids",), "x", errors.Invalid, "damaged"),

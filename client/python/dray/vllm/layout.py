@@ -147,6 +147,8 @@ class EngineLayout:
                     _unpack_family(family, _number(head), _count(length), groups)
                     for family, head in zip(shapes[_number(shape)], heads, strict=True)))
                 for rank, length, shape, heads in form["ranks"])
+            if len({rank.rank for rank in ranks}) < len(ranks):
+                raise ValueError("a rank is described twice")
             model = {str(name): str(value) for name, value in form["model"].items()}
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as e:
             raise errors.Invalid(f"the other engine's description of its KV cache is damaged ({e!r})",

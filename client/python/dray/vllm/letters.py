@@ -29,6 +29,7 @@ _PART = LETTER_MAX - _HEADER.size
 _LETTERS_MAX = 128  # of a message
 _JSON_MAX = 8 << 20
 _BLOCKS_MAX = 1 << 20
+_BLOCK_MAX = 1 << 40  # above all numbers of blocks
 _OPEN_MAX = 64  # messages of which letters are missing
 _NAME_MAX = 128
 
@@ -149,8 +150,9 @@ def _blocks(runs: Any) -> tuple[int, ...]:
     for start, step, count in runs:
         if not all(type(number) is int for number in (start, step, count)) or not 0 < count <= _BLOCKS_MAX - len(out):
             raise ValueError("too many blocks, or none")
-        if min(start, start + step * (count - 1)) < 0:
-            raise ValueError("a block below 0")
+        last = start + step * (count - 1)
+        if min(start, last) < 0 or max(start, last) >= _BLOCK_MAX:
+            raise ValueError("a number that no block has")
         out += [start + step * i for i in range(count)]
     return tuple(out)
 

@@ -250,10 +250,9 @@ def read_offer(params: Mapping[str, Any],
     layout, ranks = check(dray.get("layout"))
     try:
         blocks = tuple(_blocks(group) for group in params["remote_block_ids"])
-        tokens = tuple(str(token) for token in dray["tokens"])
-        num_tokens = dray["num_tokens"]
+        tokens, num_tokens = tuple(offered_tokens(params)), dray["num_tokens"]
         if type(num_tokens) is not int or num_tokens < 1 or len(blocks) != len(layout.groups) \
-                or len(tokens) != len(layout.ranks):
+                or not len(tokens) == len(dray["tokens"]) == len(layout.ranks):
             raise ValueError(f"{num_tokens!r} tokens, {len(blocks)} groups, {len(tokens)} rights")
     except (KeyError, TypeError, ValueError) as e:
         raise errors.Invalid(f"kv_transfer_params are damaged ({e!r})", fix=_FIX) from None

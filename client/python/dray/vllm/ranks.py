@@ -49,7 +49,7 @@ class Peers(Generic[Judged]):
                 known = e
             self._known[key] = known
         if isinstance(known, errors.Error):
-            raise known
+            raise known.with_traceback(None)  # otherwise it keeps the frames of all who were refused
         return known
 
 
