@@ -7,7 +7,8 @@ import pytest
 import torch
 from bare import BLOCK, HEADS, LAYERS, dray, multi, prompt
 from dray import Client, errors
-from dray.vllm import DrayConnector, compat
+from dray.vllm import DrayConnector, compat, connector
+from dray.vllm.store import connector as store_connector
 from harness import LIMIT, until
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 from vllm.v1.kv_cache_interface import (
@@ -114,13 +115,20 @@ def test_remotes_of_workers_are_given_back(bare, sockets, monkeypatch, mode):
 
 
 def test_engine_at_sleep_mode_is_refused(bare, sockets):
-    from dray.vllm.connector import _refuse_devices
-    from dray.vllm.options import Options
-
     config = copy.copy(bare("p", dray(sockets[0])).config)
     config.model_config = type("Model", (), {"enable_sleep_mode": True})
     with pytest.raises(errors.Unsupported, match="enable_sleep_mode replaces the memory"):
-        _refuse_devices(config, Options())
+        connector._refuse(config)
+
+
+@pytest.mark.parametrize("connector", [connector, store_connector])
+def test_tokens_of_a_block_on_several_ranks_are_refused(bare, sockets, connector):
+    """With decode context parallelism, a block of a rank has every second token or fewer."""
+    config = copy.copy(bare("p", dray(sockets[0])).config)
+    config.parallel_config = copy.copy(config.parallel_config)
+    config.parallel_config.decode_context_parallel_size = 2
+    with pytest.raises(errors.Unsupported, match="decode_context_parallel_size is 2"):
+        connector._refuse(config)
 
 
 def metrics_of(config, data):

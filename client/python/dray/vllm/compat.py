@@ -16,7 +16,7 @@ from . import layout
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-__all__ = ["group_kind", "groups", "kv_heads", "model_fields", "waits_for_each_step"]
+__all__ = ["group_kind", "groups", "kv_heads", "model_fields", "refuse_context_parallelism", "waits_for_each_step"]
 
 # Fields of a model's configuration that say where its files came from.
 _ORIGIN = ("_name_or_path", "_commit_hash", "transformers_version", "name_or_path")
@@ -73,6 +73,14 @@ def groups(kv_cache_config: Any) -> tuple[layout.Group, ...]:
     """The engine's KV-cache groups, in its order."""
     return tuple(layout.Group(group_kind(group.kv_cache_spec), group.kv_cache_spec.block_size)
                  for group in kv_cache_config.kv_cache_groups)
+
+
+def refuse_context_parallelism(config: VllmConfig, connector: str) -> None:
+    """errors.Unsupported: a block of a rank does not have all of its tokens."""
+    size = getattr(config.parallel_config, "decode_context_parallel_size", 1)
+    if size > 1:
+        raise errors.Unsupported(f"decode_context_parallel_size is {size}, by which ranks share the tokens of each block",
+                                 fix=f"Set it to 1 (--decode-context-parallel-size), or run without {connector}.")
 
 
 def waits_for_each_step(config: VllmConfig) -> bool:

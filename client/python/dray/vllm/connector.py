@@ -58,7 +58,7 @@ class DrayConnector(KVConnectorBase_V1, SupportsHMA):
         self._config, self._cache_config = vllm_config, kv_cache_config
         transfer = vllm_config.kv_transfer_config
         self._options = Options.parse(transfer.kv_connector_extra_config)
-        _refuse_devices(vllm_config, self._options)
+        _refuse(vllm_config)
         compat.groups(kv_cache_config)  # refuses what cannot be copied, before any memory is allocated
         self._engine_id = str(transfer.engine_id)
         self._member: Member | None = None
@@ -260,7 +260,7 @@ def _register() -> None:
 _register()
 
 
-def _refuse_devices(config: VllmConfig, options: Options) -> None:
+def _refuse(config: VllmConfig) -> None:
     device = config.device_config.device_type
     if device not in _DEVICES:
         raise errors.Unsupported(f"the engine runs on {device!r}, and DrayConnector serves KV caches on {', '.join(_DEVICES)}",
@@ -268,3 +268,4 @@ def _refuse_devices(config: VllmConfig, options: Options) -> None:
     if getattr(config.model_config, "enable_sleep_mode", False):
         raise errors.Unsupported("enable_sleep_mode replaces the memory of the KV cache while the agent uses it",
                                  fix="Start the engine without sleep mode, or without DrayConnector.")
+    compat.refuse_context_parallelism(config, "DrayConnector")

@@ -288,3 +288,4 @@ def _refuse(config: VllmConfig) -> None:
     if getattr(config.model_config, "enable_sleep_mode", False):
         raise errors.Unsupported("enable_sleep_mode replaces the memory of the KV cache while the agent uses it",
                                  fix="Start the engine without sleep mode, or without DrayStoreConnector.")
+    compat.refuse_context_parallelism(config, "DrayStoreConnector")
