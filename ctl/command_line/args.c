@@ -99,7 +99,9 @@ static int option_take(struct ctl *c, int argc, char *const *argv, int *i)
 	if (o->value && c->values[id] && id >= CTL_OPTION_GLOBAL_N)
 		return ctl_misuse(c, "%s is given twice; give it once", o->name);
 	if (o->value && !value && !o->optional) {
-		if (*i + 1 >= argc)
+		/* no value is the name of an option, unless it is behind = */
+		if (*i + 1 >= argc ||
+		    option_find(c->verb, argv[*i + 1], strcspn(argv[*i + 1], "=")) != CTL_OPTION_N)
 			return ctl_misuse(c, "%s needs a value: %s", o->name, o->value);
 		value = argv[++*i];
 	}

@@ -63,6 +63,7 @@ static void usage_errors_are_one_line(void **state)
 		{ "--owner a:1 store",
 		  "--owner is an option of drayctl store, bench; put it after the verb" },
 		{ "--control", "--control needs a value: PATH" },
+		{ "store --evict --owner default:0", "--evict needs a value: SIZE" },
 		{ "--control=", "--control needs a path" },
 		{ "--json=yes", "--json takes no value" },
 		{ "drain --timeout 5s --timeout=6s", "--timeout is given twice; give it once" },
