@@ -61,7 +61,7 @@ struct transfer_cancel {
 enum listing_kind {
 	LISTING_IN_FLIGHT, /* transfers in flight */
 	LISTING_ENDED,     /* the records of transfers that ended last */
-	LISTING_HEALTH,    /* totals and first_due of transfers in flight, without the transfers */
+	LISTING_HEALTH,    /* number and first_due of transfers in flight */
 	LISTING_N
 };
 

@@ -87,8 +87,8 @@ struct snapshot {
 	uint32_t cap, n;
 	struct transfer_info *transfers; /* one of the two is NULL */
 	struct transfer_record *records;
-	/* of all transfers in flight */
-	uint64_t in_flight, bytes_left;
+	uint64_t in_flight;  /* transfers */
+	uint64_t bytes_left; /* of them; this and asking only with room for some */
 	uint32_t asking; /* requests to the store that are no transfer yet: their keys are looked at, or other agents are asked for them */
 	struct transfer_info first_due; /* the one with the earliest deadline */
 };

@@ -173,6 +173,25 @@ static void test_stop_write_in_middle(void **state)
 	hand_own_finish();
 }
 
+static void test_deadline_in_middle(void **state)
+{
+	int fd = hand_own_start_stuck(2);
+	const struct xfer *first = lab_xfer(a, 1);
+
+	assert_ptr_equal(xfers_first_due(&a->core), first);
+	a->core.now_ns = lab_xfer(a, 2)->deadline.key;
+	xfers_tick(&a->core);
+	/* an unsent one ends at once, and the other one is overdue until its answer has come */
+	hand_expect_end(2, DRAY_E_DEADLINE);
+	assert_null(lab_end(a, 1));
+	assert_ptr_equal(xfers_first_due(&a->core), first);
+	assert_int_equal(xfers_count(&a->core), 1);
+	hand_ack(fd, hand_receive_write(fd, 0, 0, 4 * MIB).slice, 0);
+	hand_expect_end(1, DRAY_E_DEADLINE);
+	assert_null(xfers_first_due(&a->core));
+	hand_own_finish();
+}
+
 static void test_stop_write_in_middle_urgent(void **state)
 {
 	int fd = hand_own_start_stuck(3);
@@ -591,6 +610,7 @@ int main(void)
 		cmocka_unit_test(test_answers_out_of_order),
 		cmocka_unit_test(test_stop_write_sent),
 		cmocka_unit_test(test_stop_write_in_middle),
+		cmocka_unit_test(test_deadline_in_middle),
 		cmocka_unit_test(test_stop_write_in_middle_urgent),
 		cmocka_unit_test(test_stop_read),
 		cmocka_unit_test(test_lost_write_waits),

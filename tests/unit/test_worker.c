@@ -385,6 +385,11 @@ static void a_snapshot_counts_transfers_beyond_its_room(void **state)
 	assert_int_equal(s->first_due.record.request, 2);
 	assert_true(s->first_due.left_ns > 0);
 	free(s);
+	s = snapshot(r, false, 0);
+	assert_int_equal(s->n, 0);
+	assert_int_equal(s->in_flight, 2);
+	assert_int_equal(s->first_due.record.request, 2);
+	free(s);
 	s = snapshot(r, true, 10);
 	assert_int_equal(s->n, 2);
 	assert_int_equal(s->records[0].request, 1);

@@ -203,6 +203,7 @@ struct xfer {
 	bool to_client;                 /* its local memory is the client's */
 	bool request_stops;             /* xfer_stop_request() */
 	struct dray_heap_node deadline; /* by time in ns */
+	struct dray_list overdue;       /* from its deadline to its end */
 	/* of struct xfer_request */
 	uint64_t (*ready)(const struct xfer *x);
 	int (*arrived)(struct core *c, struct xfer *x, const struct slice *s);

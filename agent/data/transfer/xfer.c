@@ -33,6 +33,7 @@ int xfers_init(struct core *c, uint32_t max)
 		return -ENOMEM;
 	dray_handles_init(&xs->table, max, 0);
 	dray_list_init(&xs->free);
+	dray_list_init(&xs->overdue);
 	dray_list_init(&c->owners);
 	dray_list_init(&c->free_slices);
 	c->xfers = xs;
@@ -105,6 +106,7 @@ void xfer_unlink(struct xfers *xs, struct xfer *x)
 	if (x->handle)
 		dray_handles_del(&xs->table, x->handle);
 	dray_heap_del(&xs->deadlines, &x->deadline);
+	dray_list_del(&x->overdue);
 	dray_list_del(&x->session_link);
 	if (x->session->read == x)
 		x->session->read = NULL;
@@ -485,10 +487,12 @@ int64_t xfers_tick(struct core *c)
 	for (unsigned i = 0;
 	     i < OVERDUE_MAX && (first = dray_heap_first(deadlines)) && first->key <= c->now_ns;
 	     i++) {
+		struct xfer *x = dray_container_of(first, struct xfer, deadline);
+
 		/* out of the heap, because slices in flight may keep the transfer beyond its deadline */
 		dray_heap_del(deadlines, first);
-		xfer_stop(c, dray_container_of(first, struct xfer, deadline), DRAY_E_DEADLINE, NULL,
-			  false);
+		dray_list_add(&c->xfers->overdue, &x->overdue);
+		xfer_stop(c, x, DRAY_E_DEADLINE, NULL, false);
 	}
 	next = waits_tick(c);
 	first = dray_heap_first(deadlines);
@@ -504,6 +508,19 @@ uint32_t xfers_records(const struct core *c, struct transfer_record *to, uint32_
 	for (uint32_t i = 0; i < n; i++)
 		to[i] = xs->records[(xs->n_records - n + i) % RECORDS_MAX];
 	return n;
+}
+
+uint32_t xfers_count(const struct core *c)
+{
+	return c->xfers->table.count;
+}
+
+const struct xfer *xfers_first_due(const struct core *c)
+{
+	const struct xfer *x = dray_list_first(&c->xfers->overdue, struct xfer, overdue);
+	struct dray_heap_node *first = dray_heap_first(&c->xfers->deadlines);
+
+	return x || !first ? x : dray_container_of(first, struct xfer, deadline);
 }
 
 void xfers_each(struct core *c, void (*fn)(struct core *c, struct xfer *x, void *arg), void *arg)

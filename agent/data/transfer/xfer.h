@@ -89,6 +89,9 @@ void xfers_retry(struct core *c);
 /* The same for those of a region that is open now; if no transport can carry one out, it ends. */
 void xfers_opened(struct core *c, dray_handle region);
 
+uint32_t xfers_count(const struct core *c);
+/* The transfer with the earliest deadline; NULL: there is no transfer. */
+const struct xfer *xfers_first_due(const struct core *c);
 /* Runs fn on every transfer; fn may stop it. */
 void xfers_each(struct core *c, void (*fn)(struct core *c, struct xfer *x, void *arg), void *arg);
 

@@ -9,6 +9,7 @@
 struct xfers {
 	struct dray_handles table;
 	struct dray_heap deadlines; /* struct xfer, by deadline */
+	struct dray_list overdue;   /* the same beyond it, in order */
 	struct ops_store ops;
 	struct dray_list free; /* struct xfer, by flow_link */
 	int64_t shared_ns;     /* when the last list of operations was shared with other workers */

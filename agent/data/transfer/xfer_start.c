@@ -202,6 +202,7 @@ static struct xfer *xfer_new(struct xfers *xs)
 	dray_list_init(&x->session_link);
 	dray_list_init(&x->flow_link);
 	dray_list_init(&x->wait_link);
+	dray_list_init(&x->overdue);
 	return x;
 }
 

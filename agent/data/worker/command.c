@@ -47,9 +47,8 @@ static void stop_matching(struct core *c, struct xfer *x, void *arg)
 		xfer_stop(c, x, cmd->code, NULL, false);
 }
 
-static void take_info(struct core *c, struct xfer *x, void *arg)
+static struct transfer_info info_of(struct core *c, const struct xfer *x)
 {
-	struct snapshot *s = arg;
 	struct transfer_info info = { .state = (uint8_t)x->state,
 				      .left_ns = x->deadline.key - c->now_ns };
 
@@ -60,20 +59,32 @@ static void take_info(struct core *c, struct xfer *x, void *arg)
 	info.record.gpu_path = x->gpu_path;
 	info.record.gpu_way = x->gpu_way;
 	info.record.slices = x->slices;
+	return info;
+}
+
+static void take_info(struct core *c, struct xfer *x, void *arg)
+{
+	struct snapshot *s = arg;
+
 	s->bytes_left += x->bytes - x->bytes_done;
-	if (!s->in_flight++ || info.left_ns < s->first_due.left_ns)
-		s->first_due = info;
 	if (s->n < s->cap)
-		s->transfers[s->n++] = info;
+		s->transfers[s->n++] = info_of(c, x);
 }
 
 static void snapshot_take(struct worker *w, struct snapshot *s)
 {
-	if (s->records)
+	const struct xfer *due = xfers_first_due(&w->core);
+
+	/* a check of health, which comes as often as clients like, looks at no other transfer */
+	if (due)
+		s->first_due = info_of(&w->core, due);
+	s->in_flight = xfers_count(&w->core);
+	if (s->records) {
 		s->n = xfers_records(&w->core, s->records, s->cap);
-	else
+	} else if (s->cap) {
 		xfers_each(&w->core, take_info, s);
-	s->asking = dray_list_length(&w->begins) + dray_list_length(&w->asking);
+		s->asking = dray_list_length(&w->begins) + dray_list_length(&w->asking);
+	}
 	worker_event(w, &(struct event){ .type = EVENT_SNAPSHOT, .snapshot = s });
 }
 
