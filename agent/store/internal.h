@@ -226,6 +226,9 @@ struct store {
 	struct store_totals totals;
 	struct dray_list ended;      /* users whose holds the thread of the store frees */
 	struct dray_list loans;      /* of the control thread */
+	struct dray_list lends;      /* struct store_loan: those that evict in turns */
+	struct dray_job lend;        /* of the control thread: goes on with the first one */
+	bool lending;                /* it is queued */
 	struct store_verify *verify; /* the same; NULL: nothing is verified */
 	uint16_t verifications;
 	struct store_trace *trace; /* NULL: nobody wants to know what clients ask for */

@@ -13,8 +13,10 @@
 #include "lib/crc32c.h"
 #include "schema/gen/errors.h"
 
-/* Objects that one lookup reads from disk. Each may have to evict others, while everybody waits for the lock. */
+/* Objects that one lookup reads from disk. */
 #define LOADS_MAX 64
+/* Objects that the lookups of one turn of the control thread evict for that, some 50 us. */
+#define EVICTIONS_STEP 64
 /* Longest cost that is told. */
 #define COST_MAX 4000000000u
 
@@ -22,7 +24,9 @@ struct store_loan {
 	struct dray_job job;
 	struct store *store;
 	struct dray_list link;  /* in store->loans */
+	struct dray_list lends; /* on store->lends, while keys are to be looked up */
 	struct store_wait wait; /* for objects on disk */
+	uint64_t (*room)(void *arg);
 	void (*ready)(void *arg);
 	void *arg;
 	bool is_ready;
@@ -30,10 +34,14 @@ struct store_loan {
 	_Atomic bool stopped; /* nobody needs the answers */
 	uint64_t bytes;
 	uint32_t n, n_loads;
+	uint32_t looked; /* keys that have been looked up */
+	char space[DMSG_STORE_SPACE_MAX];
+	uint32_t space_n;
 	uint32_t next; /* the first whose checksum is not known, and how far it is */
 	struct summing sum;
 	struct loan_item {
 		struct store_get get; /* object NULL: status says why */
+		struct store_key key; /* its bytes are behind the items */
 		uint32_t crc;
 	} items[];
 };
@@ -138,6 +146,7 @@ static void give_all_back(struct store_loan *l)
 static void loan_free(struct store_loan *l)
 {
 	give_all_back(l);
+	dray_list_del(&l->lends);
 	dray_list_del(&l->link);
 	free(l);
 }
@@ -197,7 +206,7 @@ static void lend_one(struct store_loan *l, struct store_space *sp, struct store_
 {
 	struct store_object *o = sp ? item_find(sp, key) : NULL;
 	struct store_totals *t = &l->store->totals;
-	bool never;
+	bool never, loads;
 
 	g->status = DMSG_STORE_STATUS_NOT_FOUND;
 	if (!o)
@@ -206,14 +215,16 @@ static void lend_one(struct store_loan *l, struct store_space *sp, struct store_
 		g->status = never ? DMSG_STORE_STATUS_TOO_LARGE : DMSG_STORE_STATUS_BUSY;
 		return;
 	}
-	l->n_loads += !o->resident;
+	loads = !o->resident;
 	if (l->hold && item_tier(o) == DMSG_STORE_TIER_DISK) {
 		g->status = item_fetch(o, &l->wait.share, &l->wait.effort);
+		l->n_loads += loads && !l->wait.effort.more;
 		if (!g->status)
 			g->status = DMSG_STORE_STATUS_BUSY;
 		return;
 	}
 	g->status = item_get(o, &l->wait, g);
+	l->n_loads += loads && !l->wait.effort.more;
 	if (g->status)
 		return;
 	l->bytes += room(object_bytes(o));
@@ -222,34 +233,111 @@ static void lend_one(struct store_loan *l, struct store_space *sp, struct store_
 	t->lent_bytes += object_bytes(o);
 }
 
-int store_lend(struct store *s, const struct store_asker *who, const struct store_key *keys,
-	       uint32_t n, bool hold, uint64_t bytes, void (*ready)(void *arg), void *arg,
-	       struct store_loan **ret, struct dray_err *reterr)
+/* Looks the next keys up. False: it has to evict more, in the next turns. */
+static bool lend_some(struct store_loan *l)
 {
+	struct store *s = l->store;
+	struct store_effort *e = &l->wait.effort;
+	uint64_t most = l->room(l->arg);
 	struct store_space *sp;
-	struct store_loan *l;
 
+	/* a key that has begun to evict goes on */
+	*e = (struct store_effort){ .max = EVICTIONS_STEP, .of_key = e->of_key };
+	pthread_mutex_lock(&s->lock);
+	sp = space_find(s, NULL, (struct dray_str){ l->space, l->space_n });
+	pthread_mutex_unlock(&s->lock);
+	for (; l->looked < l->n; l->looked++) {
+		struct loan_item *i = &l->items[l->looked];
+
+		/* for each key, because it may have to evict some objects */
+		pthread_mutex_lock(&s->lock);
+		lend_one(l, sp, i->key, most, &i->get);
+		pthread_mutex_unlock(&s->lock);
+		if (e->more)
+			return false;
+		e->of_key = 0;
+	}
+	return true;
+}
+
+static void lend_next(struct dray_job *j);
+
+static void lend_later(struct store_loan *l)
+{
+	struct store *s = l->store;
+
+	dray_list_add(&s->lends, &l->lends);
+	if (!s->lending)
+		dray_jobs_finish(s->jobs, &s->lend, lend_next);
+	s->lending = true;
+}
+
+/* Control thread: one step for one of them in each turn. */
+static void lend_next(struct dray_job *j)
+{
+	struct store *s = dray_container_of(j, struct store, lend);
+	struct store_loan *l = dray_list_pop(&s->lends, struct store_loan, lends);
+
+	s->lending = false;
+	if (l && is_needed(l) && !lend_some(l))
+		lend_later(l);
+	else if (l && !store_get_waits(s, &l->wait))
+		dray_jobs_add(s->jobs, &l->job, sum_all, NULL);
+	/* else in_memory() follows */
+	if (!s->lending && !dray_list_empty(&s->lends)) {
+		dray_jobs_finish(s->jobs, &s->lend, lend_next);
+		s->lending = true;
+	}
+}
+
+/* NULL: no memory. */
+static struct store_loan *loan_new(struct store *s, struct dray_str space,
+				   const struct store_key *keys, uint32_t n)
+{
+	size_t bytes = 0;
+	struct store_loan *l;
+	uint8_t *p;
+
+	for (uint32_t i = 0; i < n; i++)
+		bytes += keys[i].n;
+	l = calloc(1, sizeof(*l) + n * sizeof(l->items[0]) + bytes);
+	if (!l)
+		return NULL;
+	l->store = s;
+	l->n = n;
+	l->space_n = space.n;
+	memcpy(l->space, space.p, space.n);
+	p = (uint8_t *)&l->items[n];
+	for (uint32_t i = 0; i < n; p += keys[i++].n)
+		l->items[i].key = (struct store_key){ memcpy(p, keys[i].p, keys[i].n), keys[i].n };
+	dray_list_init(&l->lends);
+	dray_list_add(&s->loans, &l->link);
+	/* one more than objects, so that none of them ends the wait alone */
+	l->wait = (struct store_wait){ .pending = 1, .then = in_memory };
+	return l;
+}
+
+int store_lend(struct store *s, const struct store_asker *who, const struct store_key *keys,
+	       uint32_t n, bool hold, uint64_t (*room_of)(void *arg), void (*ready)(void *arg),
+	       void *arg, struct store_loan **ret, struct dray_err *reterr)
+{
+	struct store_loan *l;
 	int r = store_may_use(s, who, reterr);
 
 	if (r < 0)
 		return r;
-	l = calloc(1, sizeof(*l) + n * sizeof(l->items[0]));
+	l = loan_new(s, who->space, keys, n);
 	if (!l)
 		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY, "no memory for a lookup");
-	*l = (struct store_loan){ .store = s, .ready = ready, .arg = arg, .hold = hold, .n = n };
-	dray_list_add(&s->loans, &l->link);
-	pthread_mutex_lock(&s->lock);
-	sp = space_find(s, NULL, who->space);
-	/* one more than objects, so that none of them ends the wait alone */
-	l->wait = (struct store_wait){ .pending = 1, .then = in_memory };
-	pthread_mutex_unlock(&s->lock);
-	for (uint32_t i = 0; i < n; i++) {
-		/* for each key, because it may have to evict many objects */
-		pthread_mutex_lock(&s->lock);
-		lend_one(l, sp, keys[i], bytes, &l->items[i].get);
-		pthread_mutex_unlock(&s->lock);
-	}
+	l->room = room_of;
+	l->ready = ready;
+	l->arg = arg;
+	l->hold = hold;
 	*ret = l;
+	if (!lend_some(l)) {
+		lend_later(l);
+		return 0;
+	}
 	/* in_memory() follows */
 	if (store_get_waits(s, &l->wait))
 		return 0;

@@ -41,6 +41,7 @@ int store_new(struct store **ret, const struct store_config *cfg, struct dray_er
 	dray_list_init(&s->spaces);
 	dray_list_init(&s->ended);
 	dray_list_init(&s->loans);
+	dray_list_init(&s->lends);
 	s->region = calloc(1, sizeof(*s->region) + sizeof(s->region->extents[0]));
 	s->hinted = calloc(dray_max(cfg->n_spaces, (size_t)1), sizeof(*s->hinted));
 	r = s->region && s->hinted ? memory_init(s) : -ENOMEM;

@@ -369,18 +369,18 @@ struct store_loan_key {
 };
 
 /*
- * Finds and holds what the name space has of the keys, up to so many bytes, and up to half of an owner's memory in all loans; what
- * exceeds them is busy. Objects on disk are read. hold: they are busy meanwhile, and half as much may be
+ * Finds and holds what the name space has of the keys, up to room_of(arg) bytes, and up to half of an owner's memory in all loans; what
+ * exceeds them is busy. Objects on disk are read; what they evict may take several turns, and room_of() runs in each. hold: they are busy meanwhile, and half as much may be
  * held: it is lent once more when it is read. 1: all bytes are in place, and their checksums are known. 0: ready(arg) runs once, not
  * inside the call, when that is so, unless the loan ends before. Then what could not be read is not held any more.
  * denied: the name space has no name, or that owner may not use it.
  */
 int store_lend(struct store *s, const struct store_asker *who, const struct store_key *keys,
-	       uint32_t n, bool hold, uint64_t bytes, void (*ready)(void *arg), void *arg,
-	       struct store_loan **ret, struct dray_err *reterr);
+	       uint32_t n, bool hold, uint64_t (*room_of)(void *arg), void (*ready)(void *arg),
+	       void *arg, struct store_loan **ret, struct dray_err *reterr);
 /* The largest object that is lent, with all others that its borrower holds. */
 uint64_t store_lend_most(const struct store *s);
-/* Bytes that it holds; whole granules. */
+/* Bytes that it holds so far; whole granules. */
 uint64_t store_loan_bytes(const struct store_loan *l);
 /* Once it is ready: n is the number of its keys. */
 struct store_loan_key store_loan_key(const struct store_loan *l, uint32_t i);

@@ -1266,6 +1266,11 @@ static void test_kept_beside_a_client(void **state)
 
 /* --- the end ------------------------------------------------------------------------------------------- */
 
+static uint64_t room_of_loan(void *arg)
+{
+	return 8 * MIB;
+}
+
 /* An object that another agent still holds when the store ends. */
 static void test_loan_at_the_end(void **state)
 {
@@ -1281,11 +1286,76 @@ static void test_loan_at_the_end(void **state)
 	rig.member = store_join(rig.user, (struct dray_str){ "shared", 6 }, &e);
 	put(0, 100);
 	settle();
-	assert_int_equal(store_lend(rig.store, &who, &key, 1, false, MIB, NULL, NULL, &l, &e), 1);
+	assert_int_equal(
+		store_lend(rig.store, &who, &key, 1, false, room_of_loan, NULL, NULL, &l, &e), 1);
 	drop(0);
 	/* its removal is queued by the end alone */
 	while (sd_event_run(rig.event, 0) > 0)
 		;
+}
+
+static void loan_ready(void *arg)
+{
+	*(bool *)arg = true;
+}
+
+/* What other agents look up on disk makes no turn of the control thread long. */
+static void test_lookups_evict_in_turns(void **state)
+{
+	enum { LARGE = 256 << 10, KEYS = 3 };
+	struct dray_err e = DRAY_ERR_NULL;
+	struct store_asker who = { { "shared", 6 }, { "t", 1 }, 0 };
+	struct store_key keys[KEYS];
+	struct store_loan *l;
+	char text[KEYS][16];
+	uint64_t all, before;
+	bool ready = false;
+
+	stop();
+	rig.lend = true;
+	start();
+	rig.member = join_shared(rig.user);
+	for (unsigned k = 0; k < KEYS; k++) {
+		keys[k] = key_of(text[k], k);
+		put(k, LARGE);
+	}
+	settle();
+	evict_all("shared", "");
+	rig.budgets.of[RESOURCE_STORE_BYTES].owner_max = 2 * MIB;
+	all = store_totals(rig.store).evictions;
+	for (unsigned k = KEYS; store_totals(rig.store).evictions == all; k++)
+		put(k, 64);
+	settle();
+	all = before = store_totals(rig.store).evictions;
+	assert_int_equal(store_lend(rig.store, &who, keys, 2, false, room_of_loan, loan_ready,
+				    &ready, &l, &e),
+			 0);
+	while (!ready) {
+		assert_in_range(store_totals(rig.store).evictions - before, 0, 64);
+		before = store_totals(rig.store).evictions;
+		turn();
+	}
+	assert_int_equal(store_loan_bytes(l), 2 * LARGE);
+	assert_true(store_totals(rig.store).evictions - all >= 2 * LARGE / 64);
+	store_loan_end(l);
+	/* one that is stopped, and one that ends, evict no more */
+	all = store_totals(rig.store).evictions;
+	ready = false;
+	assert_int_equal(store_lend(rig.store, &who, keys + 2, 1, false, room_of_loan, loan_ready,
+				    &ready, &l, &e),
+			 0);
+	store_loan_stop(l);
+	while (!ready)
+		turn();
+	store_loan_end(l);
+	assert_int_equal(store_lend(rig.store, &who, keys + 2, 1, false, room_of_loan, loan_ready,
+				    &ready, &l, &e),
+			 0);
+	store_loan_end(l);
+	while (sd_event_run(rig.event, 0) > 0)
+		;
+	assert_in_range(store_totals(rig.store).evictions - all, 0, 128);
+	assert_int_equal(store_lent_bytes(rig.store), 0);
 }
 
 /* A call looks at a part of the index; there may be nothing to wait for. */
@@ -1719,6 +1789,7 @@ int main(void)
 		TEST(test_others_appear_while_one_is_kept),
 		TEST(test_kept_beside_a_client),
 		TEST(test_loan_at_the_end),
+		TEST(test_lookups_evict_in_turns),
 		TEST(test_writes_do_not_wait_for_commits),
 		TEST(test_flush),
 		TEST(test_flush_to_a_disk_that_fails),

@@ -42,6 +42,7 @@ struct loan {
 	uint64_t request_id;
 	uint32_t n, lease_ms;
 	bool wants_bytes; /* rather than a lease */
+	bool hold;        /* it is looked up once more before it is read */
 	uint64_t bytes;
 	struct store_loan *objects;
 	struct grant_view grant; /* o.handle 0: the lookup is not answered yet */
@@ -161,16 +162,23 @@ static void expired(struct dray_heap_node *node, int64_t now)
 }
 
 /*
- * What the peer may borrow now. What workers send it behind answers counts as lent to others. hold: half of that, because it counts
- * again when it is read.
+ * What the loan may have now. What workers send the peer behind answers counts as lent to others. What is held may have half of that,
+ * because it counts again when it is read.
  */
-static uint64_t room_of(const struct exchange *x, const struct borrower *b, bool hold)
+static uint64_t room_of(void *arg)
 {
+	struct loan *l = arg;
+	const struct exchange *x = l->x;
+	const struct borrower *b = l->borrower;
 	uint64_t most = (uint64_t)x->deps.cfg->limits.store_bytes / 2;
 	uint64_t lent = store_lent_bytes(x->deps.store);
-	uint64_t share = budget_share(most, lent - dray_min(lent, b->bytes), 0) / (hold ? 2 : 1);
+	uint64_t share, others;
 
-	return share > b->bytes ? share - b->bytes : 0;
+	if (l->objects)
+		count(l, store_loan_bytes(l->objects));
+	others = b->bytes - l->bytes;
+	share = budget_share(most, lent - dray_min(lent, b->bytes), 0) / (l->hold ? 2 : 1);
+	return share > others ? share - others : 0;
 }
 
 static enum pmsg_store_answer answer_of(enum dmsg_store_status s)
@@ -333,7 +341,6 @@ static void ready(void *arg)
 static int loan_new(struct exchange *x, dray_handle peer, uint64_t request_id,
 		    const struct pmsg_store_lookup *m, struct dray_err *reterr)
 {
-	bool hold = m->flags & PMSG_STORE_LOOKUP_FLAG_HOLD;
 	struct store_asker who = { m->space, m->tenant, m->uid };
 	struct store_key keys[KEYS_MAX];
 	int n = store_keys_split(keys, KEYS_MAX, m->keys, reterr), r;
@@ -353,9 +360,10 @@ static int loan_new(struct exchange *x, dray_handle peer, uint64_t request_id,
 			    .borrower = b,
 			    .request_id = request_id,
 			    .n = (uint32_t)n,
-			    .wants_bytes = !hold && m->flags & PMSG_STORE_LOOKUP_FLAG_BYTES,
+			    .hold = m->flags & PMSG_STORE_LOOKUP_FLAG_HOLD,
 			    .lease_ms = m->lease_ms ? dray_min(m->lease_ms, LEASE_MAX_MS) :
 						      LEASE_MAX_MS };
+	l->wants_bytes = !l->hold && m->flags & PMSG_STORE_LOOKUP_FLAG_BYTES;
 	dray_list_add(&b->loans, &l->link);
 	b->asked = true;
 	b->n++;
@@ -364,7 +372,7 @@ static int loan_new(struct exchange *x, dray_handle peer, uint64_t request_id,
 	if (r < 0)
 		dray_err_set(reterr, r, DRAY_E_NO_MEMORY, "no memory for a lookup");
 	else
-		r = store_lend(x->deps.store, &who, keys, l->n, hold, room_of(x, b, hold), ready, l,
+		r = store_lend(x->deps.store, &who, keys, l->n, l->hold, room_of, ready, l,
 			       &l->objects, reterr);
 	if (r < 0) {
 		loan_free(l);
