@@ -7,8 +7,9 @@ import tempfile
 
 import pytest
 from bare import dray, prompt
+from dray import Client, Memory
 from dray.vllm import agent
-from harness import DRAYD
+from harness import DRAYD, LIMIT, until
 
 
 @pytest.mark.parametrize(("wanted", "ends"), [("tcp", "LENGTH"), ("auto", "LENGTH"), ("rdma", "ERROR"), ("local", "ERROR")])
@@ -30,6 +31,30 @@ def test_transport_inside_one_agent(bare, sockets, caplog, wanted, ends):
     if ends == "ERROR":
         assert "option 'transport' is 'tcp', and rank 0 of the other engine is reached over local" in caplog.text
     p.idle()
+
+
+@pytest.mark.parametrize(("mode", "at_p", "limit"), [("pull", False, "remotes"), ("push", False, "leases"), ("push", True, "remotes")])
+def test_more_loads_at_once_than_an_agent_allows(lab, bare, sockets, mode, at_p, limit):
+    """Those beyond a limit wait for others to end, as they would for blocks."""
+    few = lab.agent(f"agent-{mode}-{limit}", key=lab.key, settings={f"limits.{limit}_per_session": 1}).start()
+    at = (few.socket, sockets[0]) if at_p else (sockets[0], few.socket)
+    p, d = (bare(name, dray(socket, mode=mode, lease=LIMIT)) for name, socket in zip("pd", at, strict=True))
+    requests = [d.add(prompt(100, seed), params=p.offer(prompt(100, seed))) for seed in range(3)]
+    until(lambda: (d.step(), p.step(), len(d.answers) == len(requests))[2], "the end of all requests")
+    assert [d.answers[one][0] for one in requests] == ["LENGTH"] * 3 and d.loaded() == 300
+    for engine in (p, d):
+        engine.idle()
+    few.stop()
+
+
+def test_limit_that_allows_nothing(lab, bare, sockets, caplog):
+    few = lab.agent("agent-none", key=lab.key, settings={"limits.remotes_per_session": 1}).start()
+    p, d = bare("p", dray(sockets[0], lease=LIMIT)), bare("d", dray(few.socket, deadline=0.5))
+    with Client(few.socket, group=f"vllm {d.name}", timeout=LIMIT) as owner:
+        d.scheduler.connector._scheduler._client.import_token(owner.region(Memory(4096)).export())
+        assert d.run(d.add(prompt(100, 1), params=p.offer(prompt(100, 1))))[0] == "ERROR"
+    assert "its blocks were not loaded: quota: " in caplog.text and "limits.remotes_per_session" in caplog.text
+    few.stop()
 
 
 @pytest.mark.parametrize(("transport", "ends"), [("auto", "ERROR"), ("tcp", "LENGTH")])

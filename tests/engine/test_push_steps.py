@@ -276,7 +276,7 @@ def test_the_agent_of_d_is_known_after_the_first_transfer(world):
     """Then the right is granted when it is given, without a message."""
     asked = []
     give = world.d.grants.give
-    world.d.grants.give = lambda *what: asked.append(what[-1]) or give(*what)
+    world.d.grants.give = lambda *what, **how: asked.append(what[-1]) or give(*what, **how)
     for i, name in enumerate(("r", "r2")):
         params = {**FOR_D, "transfer_id": TRANSFER + name}
         world.d.add(name, prompt(STEP, 100 * i), 1, params)

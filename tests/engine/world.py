@@ -83,7 +83,7 @@ class Grant:
         self.blocks = set()
         for offset, length, stride, count in ranges.tolist():
             self.blocks |= blocks_of(places([offset + i * stride for i in range(count)], [length] * count))
-        self.token = self.how = self.error = None
+        self.token = self.how = self.error = self.limit = None
         self.ending = None
         self.holds = []
 
@@ -91,7 +91,7 @@ class Grant:
 class Hold:
     def __init__(self, world, grant):
         self.world, self.grant = world, grant
-        self.remote = self.error = None
+        self.remote = self.error = self.limit = None
         self.answered = self.released = False
 
     @property
@@ -166,7 +166,7 @@ class Grants:
 
     busy = False
 
-    def give(self, label, region, ranges, expiry, access="r", audience=None):
+    def give(self, label, region, ranges, expiry, access="r", audience=None, patient=False):
         assert ranges is not None and len(ranges)
         grant = Grant(self, label, region.rank, ranges, access)
         grant.audience = audience
@@ -189,7 +189,7 @@ class Grants:
         for hold in grant.holds:
             self.world.lose(hold, errors.Revoked("the right has ended"))
 
-    def acquire(self, token, request_id):
+    def acquire(self, token, request_id, patient=False):
         hold = Hold(self.world, self.world.tokens.get(token))
         self.world.act(self.world.acquired, self.side, hold)
         return hold

@@ -26,6 +26,8 @@ __all__ = ["AGENT_LOST", "ENDED", "EXPIRED", "PEER_LOST", "USED", "Grant", "Gran
 # how a right ended
 USED, EXPIRED, ENDED, PEER_LOST, AGENT_LOST = "used", "expired", "ended", "peer_lost", "agent_lost"
 
+_AGAIN = 0.05  # seconds until a right that an agent's limit did not allow is asked for again
+
 
 def _label(request_id: str) -> str:
     """A request's id as the agent shows it with transfers: its first bytes if it is too long."""
@@ -36,15 +38,16 @@ def _label(request_id: str) -> str:
 class Grant:
     """The owner's side of one right. how: one of the constants once it has ended, None before.
 
-    While `how` is None, the holder may use the blocks. label: the request. error: why there is no right.
+    While `how` is None, the holder may use the blocks. label: the request. error: why there is no right. limit: why it is asked for again.
     """
 
-    __slots__ = ("_lease", "_unwanted", "error", "how", "label")
+    __slots__ = ("_lease", "_unwanted", "error", "how", "label", "limit")
 
     def __init__(self, label: str) -> None:
         self.label = label
         self.how: str | None = None
         self.error: errors.Error | None = None
+        self.limit: errors.Error | None = None
         self._lease: Lease | None = None
         self._unwanted = False  # to be ended as soon as the agent has answered
 
@@ -55,22 +58,40 @@ class Grant:
 
 
 class Hold:
-    """The holder's side of one right. remote: None until the owner's agent has answered. error: why there is none."""
+    """The holder's side of one right. remote: None until the owner's agent has answered. error: why there is none. limit: why it is asked for again."""
 
-    __slots__ = ("_leaving", "_pending", "_released", "_renewal", "_renewed", "error", "remote")
+    __slots__ = ("_ask", "_leaving", "_pending", "_postpone", "_released", "_renewal", "_renewed", "error", "limit", "remote")
 
-    def __init__(self, pending: Pending[Remote], leaving: set[Hold]) -> None:
-        self._pending, self._leaving = pending, leaving
+    def __init__(self, ask: Callable[[], Pending[Remote]], leaving: set[Hold], postpone: Callable[[Callable[[], None]], None] | None) -> None:
+        """postpone: of what is called later; None: a limit is an error."""
+        self._ask, self._leaving, self._postpone = ask, leaving, postpone
         self._released = False
         self.error: errors.Error | None = None
+        self.limit: errors.Error | None = None
         self._renewed = 0.0
         self._renewal: Pending[float] | None = None
         self.remote: Remote | None = None
-        pending.add_done_callback(self._answered)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pending = self._ask()
+        self._pending.add_done_callback(self._answered)
+
+    def _again(self) -> None:
+        if not self._released:
+            try:
+                self._begin()
+            except errors.Error as e:
+                self.error = e
 
     def _answered(self, pending: Pending[Remote]) -> None:
-        self.error = pending.error()
-        if self.error is None:
+        error = pending.error()
+        if isinstance(error, errors.Quota) and self._postpone is not None:
+            self.limit = error
+            self._postpone(self._again)
+            return
+        self.error = error
+        if error is None:
             self.remote = pending.result(0)
             self._renewed = time.monotonic()
 
@@ -125,6 +146,7 @@ class Grants:
         self._asked: set[Grant] = set()  # for which the agent has not answered
         self._ended: deque[Grant] = deque()
         self._leaving: set[Hold] = set()  # released before the owner's agent has answered
+        self._later: deque[tuple[float, Callable[[], None]]] = deque()  # when it is called
         self._looks = Looks()
         self.on_event: Callable[[Any], None] = lambda event: None
 
@@ -138,26 +160,49 @@ class Grants:
         return bool(self._leaving) or any(grant._unwanted for grant in self._asked)
 
     def give(self, label: str, region: Region, ranges: Any, expiry: float, access: str = "r",
-             audience: bytes | None = None, holders: int = 1) -> Grant:
+             audience: bytes | None = None, holders: int = 1, patient: bool = False) -> Grant:
         """Starts to give a right on `ranges` of a region, which ends after `expiry` seconds unless it is renewed.
 
         access: "r" to read them, "w" to write them. holders: how many engines use it. audience: id of the holder's agent, which gets the right
-        at once; None: any agent, which asks for it.
+        at once; None: any agent, which asks for it. patient: a limit of the agent is waited for, until end().
         """
         grant = Grant(label)
-        pending = region.lease(ranges, access=access, expiry=expiry, holders=holders, audience=audience,
-                               grant=audience is not None, wait=False)
-        self._asked.add(grant)
-        pending.add_done_callback(lambda p: self._answered(grant, p))
+
+        def ask() -> None:
+            pending = region.lease(ranges, access=access, expiry=expiry, holders=holders, audience=audience,
+                                   grant=audience is not None, wait=False)
+            self._asked.add(grant)
+            pending.add_done_callback(lambda p: self._answered(grant, p, again if patient else None))
+
+        def again() -> None:
+            try:
+                if grant._unwanted:
+                    raise grant.limit or errors.Cancelled()
+                ask()
+            except errors.Error as e:
+                self._refused(grant, e)
+
+        ask()
         return grant
 
-    def _answered(self, grant: Grant, pending: Pending[Lease]) -> None:
+    def _postpone(self, call: Callable[[], None]) -> None:
+        self._later.append((time.monotonic() + _AGAIN, call))
+
+    def _refused(self, grant: Grant, error: errors.Error) -> None:
         self._asked.discard(grant)
-        grant.error = pending.error()
-        if grant.error is not None:
-            grant.how = AGENT_LOST
-            self._ended.append(grant)
+        grant.error, grant.how = error, AGENT_LOST
+        self._ended.append(grant)
+
+    def _answered(self, grant: Grant, pending: Pending[Lease], again: Callable[[], None] | None) -> None:
+        error = pending.error()
+        if isinstance(error, errors.Quota) and again is not None:
+            grant.limit = error
+            self._postpone(again)
             return
+        if error is not None:
+            self._refused(grant, error)
+            return
+        self._asked.discard(grant)
         lease = grant._lease = pending.result(0)
         self._given[lease.handle] = grant
         if grant._unwanted:
@@ -172,10 +217,10 @@ class Grants:
             except errors.Error:
                 pass  # without a session the lease ends by itself
 
-    def acquire(self, token: str, request_id: str) -> Hold:
-        """Starts to acquire a right for a request. errors.TokenInvalid."""
+    def acquire(self, token: str, request_id: str, patient: bool = False) -> Hold:
+        """Starts to acquire a right for a request. patient: a limit of the agent is waited for, until release(). errors.TokenInvalid."""
         # Without a limit of ours an address that refuses ends the request at once.
-        return Hold(self._client.acquire(token, label=_label(request_id), wait=False), self._leaving)
+        return Hold(lambda: self._client.acquire(token, label=_label(request_id), wait=False), self._leaving, self._postpone if patient else None)
 
     def poll(self, rest: float = 0.0, awaited: bool = True) -> list[Grant]:
         """Handles what the agent has sent, or sends within `rest` seconds; returns the rights that have ended, each once.
@@ -184,6 +229,9 @@ class Grants:
         """
         if self._looks.due(awaited or bool(self._given or self._asked or self._leaving)):
             self._client.process(rest)
+        now = time.monotonic() if self._later else 0.0
+        while self._later and self._later[0][0] <= now:
+            self._later.popleft()[1]()
         taken = self._client.events
         while taken:
             event = taken.popleft()

@@ -173,7 +173,7 @@ class Receiver:
             info = self._ranks.info(rank)
             wanted = [group[load.first // of.tokens:] for group, of in zip(ids, info.groups, strict=True)]
             ranges = layouts.ranges(info.layout, info.groups, wanted)
-            load.grants.append(self._grants.give(load.request_id, region, ranges, self._options.deadline + _MARGIN, "w", agent))
+            load.grants.append(self._grants.give(load.request_id, region, ranges, self._options.deadline + _MARGIN, "w", agent, patient=True))
 
     def finished(self, request: Request) -> None:
         """The request has ended; nothing is loaded for it any more."""
@@ -220,7 +220,8 @@ class Receiver:
                 return errors.PeerLost("the other engine has given the transfer up" if grant.how == USED else
                                        f"the other engine's right to write the blocks has ended: {grant.how}")
         if now >= load.ends:
-            return errors.Deadline(f"the other engine has not written the blocks within {self._options.deadline:g} s")
+            return next((grant.limit for grant in load.grants if grant.limit and not grant.token), None) or \
+                errors.Deadline(f"the other engine has not written the blocks within {self._options.deadline:g} s")
         return None
 
     def _announce(self, load: _Load, now: float) -> errors.Error | None:

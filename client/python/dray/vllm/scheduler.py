@@ -187,7 +187,7 @@ class SchedulerSide:
         # Rights that are not used are released, so that P gets its blocks back at once.
         for index, token in enumerate(offered_tokens(params)):
             try:
-                hold = self._grants.acquire(token, request.request_id)
+                hold = self._grants.acquire(token, request.request_id, patient=True)
             except errors.Error as e:
                 load.error = load.error or e
                 continue
@@ -219,7 +219,8 @@ class SchedulerSide:
         error = load.error or next((hold.lost for hold in load.holds.values() if hold.lost), None)
         error = error or self.ranks.missing(load.losses)
         if error is None and now >= load.ends:
-            error = errors.Deadline(f"the other engine's agent has not answered within {self._options.deadline:g} s")
+            error = next((hold.limit for hold in load.holds.values() if hold.limit and not hold.remote), None) or \
+                errors.Deadline(f"the other engine's agent has not answered within {self._options.deadline:g} s")
         remotes: dict[int, int] = {}
         if error is None:
             if not self.ranks.present or not all(hold.remote for hold in load.holds.values()):
