@@ -1169,7 +1169,7 @@ static void test_cancel_while_it_is_zeroed(void **state)
 
 static void test_drain_while_it_is_zeroed(void **state)
 {
-	rig.snapshot = snapshot_new(NULL, false, 0);
+	rig.snapshot = snapshot_new(NULL, false, 1);
 	get_wrong(1, 0);
 	worker_post(rig.ring.worker,
 		    &(struct command){ .type = COMMAND_SNAPSHOT, .snapshot = rig.snapshot });
@@ -1188,7 +1188,7 @@ static void test_deadline_while_it_is_zeroed(void **state)
 /* A drain waits for it, and its deadline ends it, in each stage. */
 static void test_drain(void **state)
 {
-	rig.snapshot = snapshot_new(NULL, false, 0);
+	rig.snapshot = snapshot_new(NULL, false, 1);
 	get(1, 0, "a");
 	get(2, 0, "b");
 	post((struct command){ .type = COMMAND_DRAIN });
@@ -2264,7 +2264,7 @@ static void test_put_of_a_session_that_ends(void **state)
 /* A drain waits for it, and its deadline ends it. */
 static void test_put_at_a_drain(void **state)
 {
-	rig.snapshot = snapshot_new(NULL, false, 0);
+	rig.snapshot = snapshot_new(NULL, false, 1);
 	fill();
 	put(2, rig.region, 0);
 	turn();
