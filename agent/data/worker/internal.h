@@ -105,6 +105,8 @@ struct worker {
 	struct dray_slots keep_sessions; /* struct wsession: sessions of keeps, by their handles */
 	struct dray_list keeps, kept; /* struct store_keep: in progress, and ended in this turn */
 	struct dray_list readings; /* of these, whose memory a transfer or a device may still use */
+	struct dray_map
+		lingering; /* of these, that devices go on with: struct reading, by its grant */
 	uint64_t fetches;
 	struct store_direct direct; /* agents that it may ask itself */
 	int64_t direct_ns;          /* not before this time */

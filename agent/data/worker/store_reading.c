@@ -82,6 +82,7 @@ bool reading_end(struct worker *w, struct reading *r)
 	if (r->lingers) {
 		r->ask->lingers++;
 		r->ask->sources[r->source].lingers++;
+		dray_map_add(&w->lingering, &r->by_grant, &r->view.grant, sizeof(r->view.grant));
 	}
 	dray_list_add(&w->readings, &r->link);
 	return r->lingers;
@@ -94,8 +95,8 @@ void reading_keep(struct reading *r, struct store_object *o)
 
 void readings_hasten(struct worker *w, dray_handle peer, uint64_t grant)
 {
-	dray_list_for_each(&w->readings, r, struct reading, link)
-		if (r->view.peer == peer && r->view.grant == grant)
+	dray_map_for_each_of(&w->lingering, &grant, sizeof(grant), r, struct reading, by_grant)
+		if (r->view.peer == peer)
 			object_hasten(&w->core, &r->remote);
 }
 
@@ -139,6 +140,7 @@ static void linger_end(struct worker *w, struct reading *r)
 	struct store_ask *k = r->ask;
 	struct store_source *s = &k->sources[r->source];
 
+	dray_map_del(&w->lingering, &r->by_grant);
 	for (uint32_t i = 0; i < r->n; i++)
 		store_put_end(r->objects[i], false);
 	k->lingers--;

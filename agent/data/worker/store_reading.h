@@ -19,7 +19,8 @@ struct landing {
 };
 
 struct reading {
-	struct dray_list link; /* on worker->readings, after its end */
+	struct dray_list link;         /* on worker->readings, after its end */
+	struct dray_map_node by_grant; /* in worker->lingering, if it lingers */
 	/* The store and the source, for its transfer. */
 	struct object local, remote;
 	struct remote_view view;

@@ -30,6 +30,7 @@ void worker_release(struct worker *w)
 	transports_each(c, i, deinit)
 		c->transports[i]->deinit(c, c->transport_state[i]);
 	readings_check(w, true);
+	dray_map_deinit(&w->lingering);
 	stage_deinit(c);
 	xfers_deinit(c);
 	objects_deinit(c);
@@ -60,6 +61,7 @@ static int worker_setup(struct worker *w, uint32_t max_transfers)
 	dray_list_init(&w->watched);
 	dray_list_init(&w->steps);
 	dray_list_init(&w->readings);
+	dray_map_init(&w->lingering);
 	dray_list_init(&w->keeps);
 	dray_list_init(&w->kept);
 	w->buffer = malloc(DMSG_MESSAGE_MAX);
