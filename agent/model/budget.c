@@ -12,6 +12,8 @@ static const struct {
 	int code; /* busy: some end soon, and the client may try again */
 } resources[RESOURCE_N] = {
 	[RESOURCE_SESSIONS] = { "sessions", "sessions", "close one", DRAY_E_QUOTA },
+	[RESOURCE_RING_BYTES] = { "ring_bytes", "bytes of rings",
+				  "ask for fewer ring entries, or close sessions", DRAY_E_QUOTA },
 	[RESOURCE_REGIONS] = { "regions", "regions", "remove some", DRAY_E_QUOTA },
 	[RESOURCE_MAPPINGS] = { "mappings", "mapped files", "remove regions", DRAY_E_QUOTA },
 	[RESOURCE_MAPPED_BYTES] = { "mapped_bytes", "bytes of mapped files", "remove regions",

@@ -17,6 +17,7 @@
 /* Name, and the keys limits.KEY and limits.KEY_per_owner. */
 #define RESOURCES(X)                            \
 	X(SESSIONS, sessions)                   \
+	X(RING_BYTES, ring_bytes)               \
 	X(REGIONS, regions)                     \
 	X(MAPPINGS, mappings)                   \
 	X(MAPPED_BYTES, mapped_bytes)           \

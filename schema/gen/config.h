@@ -241,6 +241,8 @@ enum dray_config_key_id {
 	DRAY_CONFIG_KEY_STORE_DISK_WRITE_RATE,
 	DRAY_CONFIG_KEY_LIMITS_SESSIONS,
 	DRAY_CONFIG_KEY_LIMITS_SESSIONS_PER_OWNER,
+	DRAY_CONFIG_KEY_LIMITS_RING_BYTES,
+	DRAY_CONFIG_KEY_LIMITS_RING_BYTES_PER_OWNER,
 	DRAY_CONFIG_KEY_LIMITS_FDS_PER_OWNER,
 	DRAY_CONFIG_KEY_LIMITS_LOG_LINES_PER_OWNER,
 	DRAY_CONFIG_KEY_LIMITS_LOG_LINES_PER_SESSION,
@@ -952,6 +954,16 @@ struct dray_config {
 		 * Sessions of one owner; 0: half of what the other owners leave of limits.sessions.
 		 */
 		int64_t sessions_per_owner;
+		/*
+		 * Memory of the rings of all sessions, which is the agent's: 4 KiB and 192 B for
+		 * each entry, in whole pages.
+		 */
+		int64_t ring_bytes;
+		/*
+		 * Memory of the rings of one owner's sessions; 0: half of what the other owners
+		 * leave of limits.ring_bytes.
+		 */
+		int64_t ring_bytes_per_owner;
 		/*
 		 * Descriptors that clients of one owner have passed, until they are closed; at most
 		 * an eighth of the agent's open files. At the limit the agent reads nothing more

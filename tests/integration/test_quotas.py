@@ -91,6 +91,19 @@ def test_pool_bytes(new_agent):
         expect({"quota", "range", "no_memory"}, client.pool, 1 << 62)
 
 
+def test_ring_bytes(new_agent):
+    """The memory of rings is the agent's, and the end of a session gives it back."""
+    agent = new_agent(settings={"limits.ring_bytes": "1MiB", "limits.ring_bytes_per_owner": "800KiB"})
+    with agent.client(ring_entries=4096) as client, agent.wire() as other:
+        names(expect("quota", other.open_ring, 256, 4096), "limits.ring_bytes_per_owner")
+        other.open_ring(0, 4096)  # an arena alone
+        rows = [q for q in agent.ctl("quotas", "--json")["quotas"] if q["resource"] == "ring_bytes"]
+        assert max(q["used"] for q in rows) == 772 << 10 and max(q["refused"] for q in rows) == 1
+        client.close()
+    wait_for_release(agent, "ring_bytes")
+    agent.client(ring_entries=4096).close()
+
+
 def test_no_pools(new_agent):
     agent = new_agent(settings={"limits.pool_bytes": "0"})
     with agent.client() as client:

@@ -2,7 +2,7 @@
 /*
  * RING_OPEN: memory and doorbells that a client and its worker share.
  *
- * The ring is small and charged to the agent: its pages are populated at once, so that no page is missing when a
+ * The ring is small, charged to the agent, and counted for the owner: its pages are populated at once, so that no page is missing when a
  * worker writes there. The arena may be large and is charged to the client: the agent populates no page of it and
  * reads it under the fault guard.
  */
@@ -90,17 +90,22 @@ static int make_doorbells(struct ring_memory *ring, int *fds, struct dray_err *r
 		       0;
 }
 
-static int make_ring(struct ring_memory *ring, uint32_t entries, int *fds, struct dray_err *reterr)
+static int make_ring(struct session *s, uint32_t entries, int *fds, struct dray_err *reterr)
 {
+	struct ring_memory *ring = &s->ring;
+	uint64_t bytes;
 	int r;
 
 	ring->sq_entries = entries;
 	ring->cq_entries = entries * 2;
 	ring->sq_offset = DMSG_RING_SIZE;
 	ring->cq_offset = ring->sq_offset + entries * DMSG_SQE_SIZE;
-	ring->ring_bytes =
-		whole_pages(ring->cq_offset + (uint64_t)ring->cq_entries * DMSG_CQE_SIZE);
-	r = make_memory("dray-ring", ring->ring_bytes, &fds[FD_RING], &ring->ring, reterr);
+	bytes = whole_pages(ring->cq_offset + (uint64_t)ring->cq_entries * DMSG_CQE_SIZE);
+	r = owner_take(s->uid_owner, RESOURCE_RING_BYTES, bytes, reterr);
+	if (r < 0)
+		return r;
+	ring->ring_bytes = bytes;
+	r = make_memory("dray-ring", bytes, &fds[FD_RING], &ring->ring, reterr);
 	if (r >= 0)
 		r = dray_populate(ring->ring, ring->ring_bytes, true);
 	if (r < 0)
@@ -122,6 +127,7 @@ void session_ring_close(struct session *s)
 		munmap(ring->ring, ring->ring_bytes);
 	if (ring->arena)
 		munmap(ring->arena, ring->arena_bytes);
+	owner_put(s->uid_owner, RESOURCE_RING_BYTES, ring->ring_bytes);
 	dray_close(ring->doorbell_fd);
 	dray_close(ring->completion_fd);
 	*ring = (struct ring_memory){ .doorbell_fd = -1, .completion_fd = -1 };
@@ -141,7 +147,7 @@ int request_ring_open(struct session *s, struct request *rq, struct dray_err *re
 	if (r >= 0)
 		fault_guard_memory(ring->arena, ring->arena_bytes);
 	if (r >= 0 && m->sq_entries)
-		r = make_ring(ring, m->sq_entries, fds, reterr);
+		r = make_ring(s, m->sq_entries, fds, reterr);
 	if (r < 0) {
 		for (unsigned i = 0; i < FD_N; i++)
 			dray_close(fds[i]);
