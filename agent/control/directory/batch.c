@@ -92,7 +92,8 @@ static bool redirect(struct batch *b, const struct key_command *k, const redisRe
 	if (!other)
 		return false;
 	batch_add(other, &again);
-	batch_send(other);
+	/* each of many commands may be redirected */
+	link_send_soon(to->link);
 	return true;
 }
 

@@ -193,6 +193,12 @@ void link_send(struct link *l)
 		stream_flush(l->stream);
 }
 
+void link_send_soon(struct link *l)
+{
+	if (l->stream)
+		stream_flush_soon(l->stream);
+}
+
 void link_op_forget(struct link_op *op)
 {
 	op->fn = NULL;

@@ -71,6 +71,8 @@ struct link_op *link_begin(struct link *l, link_answer_fn fn, void *arg);
 void link_command(struct link *l, struct link_op *op, const struct link_word *words, unsigned n);
 /* Sends the commands so far. */
 void link_send(struct link *l);
+/* The same in the next turn, for many commands that come one by one. */
+void link_send_soon(struct link *l);
 /* Its function is not called any more. */
 void link_op_forget(struct link_op *op);
 

@@ -166,6 +166,12 @@ void stream_flush(struct stream *s)
 	watch(s);
 }
 
+void stream_flush_soon(struct stream *s)
+{
+	if (s->state == STREAM_OPEN)
+		watch(s);
+}
+
 bool stream_put(struct stream *s, const void *p, size_t n)
 {
 	size_t size = dray_max(s->out_size, (size_t)4096);

@@ -45,5 +45,7 @@ DRAY_DEFINE_CLEANUP(struct stream *, stream_close);
 bool stream_put(struct stream *s, const void *p, size_t n);
 /* Sends what waits, as the connection takes it. Calls no function of the configuration. */
 void stream_flush(struct stream *s);
+/* The same in the next turn, once for all that is kept until then. */
+void stream_flush_soon(struct stream *s);
 /* Bytes that wait. */
 size_t stream_unsent(const struct stream *s);
