@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The directory of stores in a cluster of redis-servers: slots of several servers, redirections, and servers that are lost."""
 
+import signal
+
 import pytest
 from dray import Status
 from redis_server import Cluster, name_of
@@ -113,6 +115,27 @@ def test_lost_server(new_cluster, agents):  # noqa: F811
         state(b, "down")
         assert there.put(b"more", b"value") == Status.OK
         finds(here, more=b"value")
+
+
+def test_server_is_lost_while_entries_wait(new_cluster, agents):  # noqa: F811
+    """Entries for it were all that might wait for an answer. Those of the other servers go on when it is lost."""
+    cluster = new_cluster()
+    a, _ = agents(cluster.nodes[1].url, "a", "b")
+    lost, other = cluster.nodes[:2]
+    keys = [(key, cluster.of(name_of(key))[0]) for key in (b"of %d" % i for i in range(2000))]
+    with User(a, space="kv") as user:
+        for key in KEYS:
+            assert user.put(key, b"value") == Status.OK
+        until(lambda: all(cluster.owners(key) == [a.listen[0]] for key in KEYS), "all servers")
+        lost.signal(signal.SIGSTOP)
+        for key, server in keys:
+            if server is lost:
+                assert user.put(key, b"value") == Status.OK
+        key = next(key for key, server in keys if server is other)
+        assert user.put(key, b"value") == Status.OK
+        until(lambda: counters(a)["dray_store_directory_entered_total"] >= len(KEYS) + 512, "as many as may wait")
+        lost.kill()
+        entered(other, key, a)
 
 
 def test_replica_takes_over(new_cluster, agents):  # noqa: F811

@@ -82,15 +82,14 @@ void entry_answer(struct server *s, const struct key_command *k, const redisRepl
 		/* one that is fast, because the object may be here again */
 		e->again = true;
 	}
-	if (!r)
-		return;
-	if (r->type != REDIS_REPLY_INTEGER) {
+	if (r && r->type != REDIS_REPLY_INTEGER) {
 		directory_refused(s, r, true);
 		e->again |= is_misled(r);
-	} else if (k->kind == KEY_ENTER) {
+	} else if (r && k->kind == KEY_ENTER) {
 		taken(d);
 	}
-	if (e->more && e->waiting < WAITING_MAX / 2)
+	/* also without an answer, because those for the other servers of a cluster go on */
+	if (servers_are_up(d) && e->more && e->waiting < WAITING_MAX / 2)
 		changes_take(d);
 }
 
