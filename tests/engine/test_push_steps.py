@@ -8,6 +8,7 @@ import pytest
 from harness import ROOT
 from world import BLOCK, World
 
+from dray import errors
 from dray.vllm.letters import Announcement, mailbox_name, write
 
 STEP = BLOCK * 3 // 2  # tokens that P computes in a step
@@ -94,6 +95,24 @@ def test_chunks_end_with_a_block(world):
     assert written(world) == 2 * STEP + 10
     turns(world, world.d, n=3)
     assert world.d.answers["r"][0] == "LENGTH"
+    turns(world, world.p, world.d, n=3)
+    nothing_left(world)
+
+
+def test_notifications_that_d_has_no_room_for(world):
+    """The bytes are in place, and D is notified again."""
+    announce(world, 5)
+    world.p.add("r", prompt(5), 1, FOR_P)
+    turns(world, world.p)
+    world.p.step()
+    assert len(world.transfers) == 2
+    for transfer in world.transfers:
+        transfer.end(errors.NotifyRefused("the queue is full"))
+    assert not world.seen["notified"]
+    for _ in range(3):
+        world.now += 1
+        turns(world, world.p, world.d)
+    assert world.seen["notified"] == 2 and world.d.answers["r"][0] == "LENGTH"
     turns(world, world.p, world.d, n=3)
     nothing_left(world)
 

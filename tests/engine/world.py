@@ -230,7 +230,7 @@ class Transfer:
             self.ended, self.failure, self.is_lent = True, error, lent
             self.world.seen[f"transfer {error.name if error else 'done'}"] += 1
             if not lent:
-                self.land(error)
+                self.land(None if isinstance(error, errors.NotifyRefused) else error)
 
     def land(self, error):
         """The bytes arrive; of a transfer that failed, anything."""

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from .. import errors
 from ..client import Client
 from ..handles import Region, Remote
@@ -24,32 +26,49 @@ from .protocol import Arrival, Push, PushTarget, WorkerMetadata
 
 __all__ = ["Mark", "PushWorker"]
 
+_PAUSE = 0.01  # seconds until a notification is sent again that the other engine has had no room for
+_NOTHING = np.empty((0, 3), dtype=np.uint64)  # operations
 Mark = Callable[[], Callable[[], bool]]
 
 
 class _Target:
-    """Where the chunks of one request go. over: nothing more is written. error: to be reported."""
+    """Where the chunks of one request go. over: no other chunk is taken. stopped: nothing more is written. error: to be reported."""
 
     def __init__(self, target: PushTarget, plan: Plan, ends: float) -> None:
         self.target, self.plan, self.ends = target, plan, ends
         self.sent = dict.fromkeys(plan.ranks, 0)  # notifications, by rank of D
         self.remotes: dict[int, Remote] = {}  # borrowed, by rank of D
-        self.over = False
+        self.over = self.stopped = False
         self.error: errors.Error | None = None
         self.chunks: list[_Chunk] = []  # that have not ended
 
 
 class _Chunk:
-    """computed: says whether its blocks are. queue: what has not been accepted by the agent: rank of D, operations, notification."""
+    """computed: says whether its blocks are. queue: what has not been accepted by the agent: rank of D, operations, notification; not before `pause`.
+    started: with the rank and the notification of each."""
 
     def __init__(self, push: Push, computed: Callable[[], bool]) -> None:
         self.push, self.computed = push, computed
         self.queue: list[tuple[int, Any, Arrival]] = []
-        self.started: list[Transfer | Pending[None]] = []
+        self.started: list[tuple[Transfer | Pending[None], int, Arrival]] = []
+        self.pause = 0.0
 
     def ended(self) -> bool:
         """True if the agent does not read the blocks any more, and will not."""
-        return not self.queue and all(one.done() and not (isinstance(one, Transfer) and one.lent()) for one in self.started)
+        return not self.queue and all(one.done() and not (isinstance(one, Transfer) and one.lent()) for one, _, _ in self.started)
+
+    def failed(self) -> errors.Error | None:
+        """The error of what has ended with one. Bytes whose notification was refused are in place."""
+        found = (error for one, _, _ in self.started if one.done() and (error := one.error()) and not isinstance(error, errors.NotifyRefused))
+        return next(found, None)
+
+    def notify_again(self, now: float) -> None:
+        """D counts notifications, and reads them in its steps."""
+        refused = [entry for entry in self.started if entry[0].done() and isinstance(entry[0].error(), errors.NotifyRefused)]
+        if refused:
+            self.started = [entry for entry in self.started if entry not in refused]
+            self.queue += [(rank, _NOTHING, arrival) for _, rank, arrival in refused]
+            self.pause = now + _PAUSE
 
 
 def _is_computed() -> bool:
@@ -118,7 +137,7 @@ class PushWorker:
 
     def _submit(self, chunk: _Chunk, target: _Target) -> None:
         """Starts the transfers of a computed chunk that the agent has room for; the others follow in later steps."""
-        if not chunk.queue or not chunk.computed():
+        if not chunk.queue or not chunk.computed() or time.monotonic() < chunk.pause:
             return
         while chunk.queue:
             rank, ops, arrival = chunk.queue[0]
@@ -131,10 +150,11 @@ class PushWorker:
                     target.remotes[rank] = self._client.borrow_remote(target.target.remotes[rank])
                 remote = target.remotes[rank]
                 if len(ops):
-                    chunk.started.append(self._client.write(
-                        self._region, remote, ops, notify=(target.target.tag, arrival.pack()), deadline=left))
-                else:  # D has all of it, and waits for the end
-                    chunk.started.append(remote.notify(target.target.tag, arrival.pack(), wait=False))
+                    started: Transfer | Pending[None] = self._client.write(
+                        self._region, remote, ops, notify=(target.target.tag, arrival.pack()), deadline=left)
+                else:  # D has all of it, and waits for the notification
+                    started = remote.notify(target.target.tag, arrival.pack(), wait=False)
+                chunk.started.append((started, rank, arrival))
             except errors.Busy:
                 return
             except errors.Error as e:
@@ -143,14 +163,13 @@ class PushWorker:
             chunk.queue.pop(0)
 
     def _stop(self, target: _Target, error: errors.Error | None) -> None:
-        if not target.over:
-            target.over, target.error = True, error
+        if not target.stopped:
+            target.over, target.stopped, target.error = True, True, error
         for chunk in target.chunks:
             chunk.queue.clear()
-            transfers = [one for one in chunk.started if isinstance(one, Transfer)]
-            chunk.started = [*transfers]  # others touch no block
-            for one in transfers:
-                if not one.done():
+            chunk.started = [entry for entry in chunk.started if isinstance(entry[0], Transfer)]  # others touch no block
+            for one, _, _ in chunk.started:
+                if isinstance(one, Transfer) and not one.done():
                     try:
                         one.cancel(wait=False)
                     except errors.Error:
@@ -160,8 +179,10 @@ class PushWorker:
         """Looks which chunks have ended, and reports them."""
         for key, target in list(self._targets.items()):
             for chunk in list(target.chunks):
+                if not target.stopped:
+                    chunk.notify_again(time.monotonic())
                 self._submit(chunk, target)
-                failed = next((e for one in chunk.started if one.done() and (e := one.error())), None)
+                failed = chunk.failed()
                 if failed is not None:
                     self._stop(target, failed)
                 if chunk.ended():
