@@ -102,7 +102,11 @@
  * in.
  */
 #define DRAY_DBUS_METHOD_LIST_GPUS "ListGpus"
-#define DRAY_DBUS_METHOD_LIST_TRANSFERS "ListTransfers" /* Transfers in flight. */
+/*
+ * Transfers in flight, at most 4,096 of each worker. The counter dray_transfers_in_flight has their
+ * number.
+ */
+#define DRAY_DBUS_METHOD_LIST_TRANSFERS "ListTransfers"
 /* The last 1,000 transfers that ended, in the order of their end. */
 #define DRAY_DBUS_METHOD_LIST_ENDED_TRANSFERS "ListEndedTransfers"
 /*
