@@ -117,6 +117,23 @@ def test_lost_server(new_cluster, agents):  # noqa: F811
         finds(here, more=b"value")
 
 
+def test_one_server_in_place_of_the_cluster(new_cluster, agents):  # noqa: F811
+    """It has all keys then."""
+    cluster = new_cluster()
+    server = cluster.nodes[0]
+    a, _ = agents(server.url, "a", "b")
+    with User(a, space="kv") as user:
+        for key in KEYS:
+            assert user.put(key, b"value") == Status.OK
+        until(lambda: all(cluster.owners(key) == [a.listen[0]] for key in KEYS), "all entries")
+        cluster.kill()
+        state(a, "down")
+        server.options = []
+        server.start()
+        until(lambda: all(server.owners(key) == [a.listen[0]] for key in KEYS), "all entries at the server")
+        state(a, "ok")
+
+
 def test_server_is_lost_while_entries_wait(new_cluster, agents):  # noqa: F811
     """Entries for it were all that might wait for an answer. Those of the other servers go on when it is lost."""
     cluster = new_cluster()

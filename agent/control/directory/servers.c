@@ -200,7 +200,7 @@ static void server_free(struct server *s)
 
 static bool is_mapped(const struct servers *ss, const struct server *s)
 {
-	for (unsigned i = 0; i < ss->map->n; i++)
+	for (unsigned i = 0; ss->map && i < ss->map->n; i++)
 		if (ss->mapped[i] == s)
 			return true;
 	return false;
@@ -243,6 +243,23 @@ static bool map_take(struct directory *d, struct cluster_map *map)
 	return changed;
 }
 
+/* The server of store.directory is part of no cluster any more. */
+static bool is_alone(const struct server *s, const redisReply *r)
+{
+	return s == s->d->servers.v[0] && r->type == REDIS_REPLY_ERROR &&
+	       strstr(r->str, "cluster support disabled");
+}
+
+static void map_forget(struct directory *d)
+{
+	struct servers *ss = &d->servers;
+
+	free(dray_take(ss->map));
+	leave_others(d, ss->v[0]);
+	/* it lacks the entries of the others */
+	entries_begin(d);
+}
+
 void servers_answer(struct server *s, const redisReply *r)
 {
 	struct directory *d = s->d;
@@ -250,6 +267,10 @@ void servers_answer(struct server *s, const redisReply *r)
 
 	if (!r)
 		return;
+	if (is_alone(s, r)) {
+		map_forget(d);
+		return;
+	}
 	map = malloc(sizeof(*map));
 	if (!map || cluster_nodes(r, s->at.host, map) < 0) {
 		d->totals.errors++;
