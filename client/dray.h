@@ -215,7 +215,7 @@ struct dray_options {
 
 /*
  * Opens a session with the agent of this node. options may be NULL. If the agent grants no ring or
- * arena, the session works without them, as dray_get_info() shows.
+ * arena, the session works without them, and dray_get_info() shows why.
  *
  * Blocks: for up to connect_ms.
  *
@@ -301,6 +301,8 @@ struct dray_info {
 	uint64_t waits_spun;  /* waits that ended while spinning */
 	uint64_t waits_slept; /* other waits, each with at least one system call */
 	uint64_t losses;      /* losses of the session, and failed attempts to open one */
+	/* why the session has neither a ring nor an arena; empty: it has both, or none was wanted */
+	const char *no_ring;
 };
 
 /*

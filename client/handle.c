@@ -327,6 +327,7 @@ int dray_get_info(const struct dray *d, struct dray_info *ret)
 		.waits_spun = d->spun,
 		.waits_slept = d->slept,
 		.losses = d->losses,
+		.no_ring = memcpy(results->no_ring, d->no_ring, sizeof(d->no_ring)),
 	};
 	memcpy(ret->agent_id, d->agent_id, sizeof(ret->agent_id));
 	return 0;

@@ -201,6 +201,7 @@ struct dray {
 	uint8_t agent_id[16];
 	char segment[257], version[65];
 	uint32_t ops_inline_max;
+	char no_ring[257]; /* why there is neither a ring nor an arena; empty: there is, or none is wanted */
 	struct ring ring;
 	uint8_t *arena_base; /* NULL: no arena */
 	uint64_t arena_bytes;
@@ -261,6 +262,7 @@ bool dc_session_settle(struct dray *d);
 void dc_session_tick(struct dray *d, int64_t now);
 int64_t dc_session_next_tick(const struct dray *d);
 void dc_session_hello_reply(struct dray *d, const struct dmsg_hello_reply *m, struct dray_fds *fds);
+void dc_session_ring_refused(struct dray *d, struct dray_str why);
 void dc_session_ring_reply(struct dray *d, const struct dmsg_ring_open_reply *m,
 			   struct dray_fds *fds);
 /* Registers the regions and opens the mailboxes again; the session is ready when all are answered. */

@@ -45,9 +45,8 @@ static void handle_error(struct dray *d, struct request *r, uint8_t minor,
 		break_with(d, -status, m->message);
 		return;
 	case DMSG_RING_OPEN:
-		/* the session works without a ring */
 		dc_request_end(d, r, status, NO_TEXT);
-		dc_session_restore(d);
+		dc_session_ring_refused(d, m->message);
 		return;
 	case DMSG_TRANSFER_CANCEL:
 		dc_transfer_cancel_failed(d, r, status);

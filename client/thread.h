@@ -81,7 +81,7 @@ struct results {
 	char *message;
 	void *answer;
 	void *event;
-	char segment[257], version[65];
+	char segment[257], version[65], no_ring[257];
 };
 
 struct results *dc_results(void);

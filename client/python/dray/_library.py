@@ -61,7 +61,8 @@ class Info(Structure):
         ("agent_id", c_ubyte * 16), ("segment", c_char_p), ("version", c_char_p),
         ("ring_entries", c_uint), ("arena_bytes", c_uint64), ("in_flight", c_size_t),
         ("completions", c_size_t), ("events", c_size_t), ("segments", c_int),
-        ("spin_ns", c_uint64), ("waits_spun", c_uint64), ("waits_slept", c_uint64), ("losses", c_uint64)]
+        ("spin_ns", c_uint64), ("waits_spun", c_uint64), ("waits_slept", c_uint64), ("losses", c_uint64),
+        ("no_ring", c_char_p)]
 
 
 class Token(Structure):

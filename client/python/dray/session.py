@@ -52,6 +52,7 @@ class Info(NamedTuple):
     in_flight: int
     segments: bool
     losses: int  # of the session, and failed attempts to open one
+    no_ring: str  # why the session has neither a ring nor an arena; empty: it has both
 
 
 class _EventWait(Pending[Any]):
@@ -155,7 +156,8 @@ class Session(Waiting):
         i = lib.Info()
         self._check(lib.held.dray_get_info, byref(i))
         return Info(bool(i.connected), i.session, i.incarnation, bytes(i.agent_id), lib.text(i.segment),
-                    lib.text(i.version), i.ring_entries, i.arena_bytes, i.in_flight, bool(i.segments), i.losses)
+                    lib.text(i.version), i.ring_entries, i.arena_bytes, i.in_flight, bool(i.segments), i.losses,
+                    lib.text(i.no_ring))
 
     @property
     def connected(self) -> bool:
