@@ -151,7 +151,8 @@ void worker_post(struct worker *w, const struct command *cmd)
 {
 }
 
-static int set_up(void **state)
+/* disk: the folder of a disk tier; NULL: there is none. */
+static int set_up_with(char *disk)
 {
 	struct dray_err err = DRAY_ERR_NULL;
 	struct store_config cfg = store_rig_config(spaces, DRAY_ARRAY_SIZE(spaces));
@@ -162,6 +163,9 @@ static int set_up(void **state)
 	memset(fake_published, 0, sizeof(fake_published));
 	cfg.lend = true;
 	cfg.peer_timeout_ns = 60 * DRAY_NS_PER_SEC;
+	if (disk)
+		cfg.disk =
+			(struct store_disk_config){ .dir = disk, .bytes = 64 * MIB, .threads = 2 };
 	store_rig_make(&rig.s, cfg);
 	store_rig_user(&rig.s);
 	rig.member = store_rig_join(&rig.s, "kv");
@@ -179,6 +183,17 @@ static int set_up(void **state)
 	return 0;
 }
 
+static int set_up(void **state)
+{
+	return set_up_with(NULL);
+}
+
+static int set_up_disk(void **state)
+{
+	cm_dir_set_up(state);
+	return set_up_with(cm_dir);
+}
+
 static int tear_down(void **state)
 {
 	dray_list_for_each(&fake_drops, d, struct fake_drop, link) {
@@ -188,6 +203,12 @@ static int tear_down(void **state)
 	rig.x = exchange_free(rig.x);
 	store_rig_end(&rig.s);
 	return 0;
+}
+
+static int tear_down_disk(void **state)
+{
+	tear_down(state);
+	return cm_dir_tear_down(state);
 }
 
 static struct store_key key_of(unsigned n)
@@ -561,6 +582,41 @@ static void test_many_lookups(void **state)
 }
 
 /* Few bytes come with the answer, and nothing is leased. */
+static void settle(void)
+{
+	while (store_totals(rig.s.store).disk_pending_bytes)
+		assert_true(sd_event_run(rig.s.event, UINT64_MAX) >= 0);
+}
+
+/* A lookup that has found its objects, and waits for the disk or for checksums, counts as the peer's, too. */
+static void test_share_beside_a_lookup_that_evicts(void **state)
+{
+	enum { LARGE = 8, SMALL = 256 };
+	struct dray_job job;
+
+	put(0, MIB + 64);
+	settle();
+	assert_int_equal(store_evict(rig.s.store, "kv", "", 0, UINT64_MAX).objects, 1);
+	/* the owner has no more room, and these are evicted first */
+	for (unsigned i = 0; i < SMALL; i++)
+		put(1 + LARGE + i, 4 * MIB / SMALL);
+	settle();
+	for (unsigned i = 0; i < LARGE; i++)
+		put(1 + i, MIB);
+	settle();
+	may_go_on = false;
+	dray_jobs_add(rig.s.store->jobs, &job, block, NULL);
+	ask(PEER, "kv", "t", 1, 0, 3, 0);
+	assert_true(rig.s.store->lending);
+	while (rig.s.store->lending)
+		assert_true(sd_event_run(rig.s.event, UINT64_MAX) >= 0);
+	assert_int_equal(rig.answers, 0);
+	ask(PEER, "kv", "t", 1, 3, 7, 0);
+	may_go_on = true;
+	wait_answers(2);
+	assert_int_equal(store_totals(rig.s.store).lent, 3 * MIB + 64);
+}
+
 static void test_bytes(void **state)
 {
 	rig.flags = PMSG_STORE_LOOKUP_FLAG_BYTES;
@@ -860,6 +916,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_share_of_owner, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_in_use, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_many_lookups, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_share_beside_a_lookup_that_evicts, set_up_disk,
+						tear_down_disk),
 		cmocka_unit_test_setup_teardown(test_bytes, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_answered_at_once, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_keys_of_what_is_found, set_up, tear_down),

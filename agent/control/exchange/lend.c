@@ -169,13 +169,15 @@ static uint64_t room_of(void *arg)
 {
 	struct loan *l = arg;
 	const struct exchange *x = l->x;
-	const struct borrower *b = l->borrower;
+	struct borrower *b = l->borrower;
 	uint64_t most = (uint64_t)x->deps.cfg->limits.store_bytes / 2;
 	uint64_t lent = store_lent_bytes(x->deps.store);
 	uint64_t share, others;
 
-	if (l->objects)
-		count(l, store_loan_bytes(l->objects));
+	/* other lookups of the peer may have found more, too */
+	dray_list_for_each(&b->loans, of_peer, struct loan, link)
+		if (of_peer->objects)
+			count(of_peer, store_loan_bytes(of_peer->objects));
 	others = b->bytes - l->bytes;
 	share = budget_share(most, lent - dray_min(lent, b->bytes), 0) / (l->hold ? 2 : 1);
 	return share > others ? share - others : 0;
