@@ -243,6 +243,9 @@ static bool lend_some(struct store_loan *l)
 
 	/* a key that has begun to evict goes on */
 	*e = (struct store_effort){ .max = EVICTIONS_STEP, .of_key = e->of_key };
+	/* what was read for it is not held, and its owner may be gone */
+	if (l->hold)
+		l->wait.share = (struct turns_share){ .member = NULL };
 	pthread_mutex_lock(&s->lock);
 	sp = space_find(s, NULL, (struct dray_str){ l->space, l->space_n });
 	pthread_mutex_unlock(&s->lock);

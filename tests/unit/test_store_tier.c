@@ -1365,6 +1365,49 @@ static void test_lookups_evict_in_turns(void **state)
 	assert_int_equal(store_lent_bytes(rig.store), 0);
 }
 
+/* What a lookup that goes on in the next turns has read for another owner, and does not hold, is removed meanwhile, and the owner is gone. */
+static void test_owner_that_leaves_during_a_lookup(void **state)
+{
+	enum { LARGE = 256 << 10, KEYS = 7 };
+	struct dray_err e = DRAY_ERR_NULL;
+	struct store_asker who = { { "shared", 6 }, { "t", 1 }, 0 };
+	struct store_user *other;
+	struct store_member *own;
+	struct store_key keys[KEYS];
+	struct store_loan *l;
+	char text[KEYS][16];
+	bool ready = false;
+	uint64_t all;
+
+	stop();
+	rig.lend = true;
+	start();
+	own = join_shared(rig.user);
+	other = store_user_new(rig.store, &rig.other, &e);
+	rig.member = join_shared(other);
+	for (unsigned k = 0; k < KEYS; k++) {
+		keys[k] = key_of(text[k], k);
+		put(k, k ? LARGE : 64);
+		rig.member = own;
+	}
+	settle();
+	evict_all("shared", "");
+	rig.budgets.of[RESOURCE_STORE_BYTES].owner_max = 2 * MIB;
+	all = store_totals(rig.store).evictions;
+	for (unsigned k = KEYS; store_totals(rig.store).evictions == all; k++)
+		put(k, 64);
+	settle();
+	assert_int_equal(store_lend(rig.store, &who, keys, KEYS, true, room_of_loan, loan_ready,
+				    &ready, &l, &e),
+			 0);
+	drop(0);
+	store_user_free(other);
+	while (!ready)
+		turn();
+	store_loan_end(l);
+	assert_int_equal(store_lent_bytes(rig.store), 0);
+}
+
 /* A call looks at a part of the index; there may be nothing to wait for. */
 static void flush(void)
 {
@@ -1797,6 +1840,7 @@ int main(void)
 		TEST(test_kept_beside_a_client),
 		TEST(test_loan_at_the_end),
 		TEST(test_lookups_evict_in_turns),
+		TEST(test_owner_that_leaves_during_a_lookup),
 		TEST(test_writes_do_not_wait_for_commits),
 		TEST(test_flush),
 		TEST(test_flush_to_a_disk_that_fails),
