@@ -19,6 +19,9 @@ ASLEEP, DEFAULTS = ({"agent.poll_time": "0us"}, ["--no-spin"]), ({}, [])
 SINGLE_64K = 0.32e9  # bytes a second of single reads of 64 KiB before the wake-ups were counted
 YIELD = "import os\nwhile True: os.sched_yield()"
 COMPUTE = "while True: pass"
+# Processors of the client, of the process that it wakes, and of the owner. Where the kernel puts threads that wake each other changes from round
+# to round, for both ways by itself, and a wake-up of another processor takes several times as long.
+PLACES = {"all on one processor": (0, 0, 0), "the middle one on another processor": (0, 1, 0)}
 
 
 @contextlib.contextmanager
@@ -59,13 +62,17 @@ def redis():
 class Lone:
     """Reads of `size` bytes, one at a time, and the chain for as many bytes."""
 
-    def __init__(self, stack, agents, size, port, *args):
+    def __init__(self, stack, agents, size, port, *args, place=None):
         near, far = c.dray.Memory(4 * c.MIB), c.dray.Memory(4 * c.MIB)
         ops = c.ops_fd(c.scattered(size, near.size))
-        self.chain = stack.enter_context(c.Tool("ceiling_chain", "--size", size, *port))
+        self.chain = stack.enter_context(c.Tool("ceiling_chain", "--size", size, "--memory", near.size, *port))
         self.engine = stack.enter_context(c.client(*agents, [near], [far], ops, *args))
         if self.engine.first["transport"] != "tcp":
             raise c.CannotRun(f"the agents chose {self.engine.first['transport']}")
+        if place:
+            for pids in (self.engine.pid, *(a.process.pid for a in agents)), (self.chain.pid, *c.children(self.chain.pid)):
+                for pid, cpu in zip(pids, place):
+                    c.bind(pid, {sorted(os.sched_getaffinity(0))[cpu]})
         self.ways = [(self.engine, "trip"), (self.chain, "trip"), *[(self.chain, "get")] * bool(port)]
 
     def rounds(self, trips=TRIPS, pairs=None):
@@ -89,13 +96,13 @@ def against(records, name, seen, at, ceiling_name, limit, *, show=True):
                 ratio=statistics.median(ratios), target=("<=", limit) if limit else None, spread=ratios if show else None)
 
 
-def measure(records, lab, port, name, mode, size, limit, *, program=None, busy=0, at=0, absolute=None):
-    """One situation: reads of `size` bytes by sleeping or default agents, beside `busy` other processes."""
+def measure(records, lab, port, name, mode, size, limit, *, program=None, busy=0, at=0, absolute=None, place=None):
+    """One situation: reads of `size` bytes by sleeping or default agents, beside `busy` other processes; with `place`, on these processors."""
     settings, args = mode
     what = f"{name}{', 99 %' if at else ''}"
     with contextlib.ExitStack() as stack:
         agents = c.agents(lab, 2, **settings)
-        lone = Lone(stack, agents, size, port, *args)
+        lone = Lone(stack, agents, size, port, *args, place=place)
         if busy:
             stack.enter_context(beside(program, busy))
         seen = lone.rounds()
@@ -129,6 +136,9 @@ def bulk(records, lab):
 if __name__ == "__main__":
     with c.bench("lone") as (lab, records), redis() as port:
         measure(records, lab, port, "4 KiB, everybody asleep", ASLEEP, 4 * c.KIB, 1.3)
+        for where, place in PLACES.items():
+            if max(place) < CPUS:
+                measure(records, lab, [], f"4 KiB, everybody asleep, {where}", ASLEEP, 4 * c.KIB, 1.3, place=place)
         measure(records, lab, port, "4 KiB, defaults", DEFAULTS, 4 * c.KIB, None)
         measure(records, lab, [], "4 KiB, processors kept awake", ASLEEP, 4 * c.KIB, None, program=YIELD, busy=CPUS, absolute=25)
         us = measure(records, lab, port, "64 KiB, defaults", DEFAULTS, 64 * c.KIB, None)

@@ -2,9 +2,11 @@
 /*
  * The wake-ups of a lone read over TCP, without agents: this process wakes a second one by an eventfd, which asks a third
  * one over a connection of loopback, gets the payload from it, and wakes this process. All wait in blocking calls. With
- * --check the second one sums the payload's CRC-32C as it comes.
+ * --check the second one sums the payload's CRC-32C as it comes. With
  *
- *   ceiling_chain [--size BYTES] [--get PORT] [--check]
+ * --memory the payload has another place in so much memory at both ends each time, so that it is in no near cache.
+ *
+ *   ceiling_chain [--size BYTES] [--memory BYTES] [--get PORT] [--check]
  *
  * Answers
  *   trip COUNT   round trips, one at a time
@@ -22,9 +24,11 @@
 
 #define REQUEST 64
 #define REPLY_MAX 64
+/* Pieces from one place to the next: a prime, so that all have their turn, far enough that no processor fetches ahead. */
+#define STRIDE 617
 
-static size_t size = 4096;
-static uint8_t *payload;
+static size_t size = 4096, pieces = 1;
+static uint8_t *memory, *payload;
 static bool check;
 static int request_fd, answer_fd;
 static struct bench_samples samples;
@@ -38,6 +42,15 @@ static void send_all(int fd, const void *p, size_t n)
 static bool receive_all(int fd, void *p, size_t n)
 {
 	return recv(fd, p, n, MSG_WAITALL) == (ssize_t)n;
+}
+
+/* The next payload has another place. Each process has its own. */
+static void next_place(void)
+{
+	static size_t piece;
+
+	piece = (piece + STRIDE) % pieces;
+	payload = memory + piece * size;
 }
 
 static void ring(int fd)
@@ -97,6 +110,7 @@ static void middle(int fd)
 		if (check ? !receive_checked(fd, sum) : !receive_all(fd, payload, size))
 			return;
 		ring(answer_fd);
+		next_place();
 	}
 }
 
@@ -104,8 +118,10 @@ static void owner(int fd)
 {
 	uint8_t request[REQUEST];
 
-	while (receive_all(fd, request, sizeof(request)))
+	while (receive_all(fd, request, sizeof(request))) {
 		send_all(fd, payload, size);
+		next_place();
+	}
 }
 
 static void open_chain(void)
@@ -192,11 +208,13 @@ int main(int argc, char **argv)
 {
 	static const struct option options[] = {
 		{ "size", required_argument, NULL, 's' },
+		{ "memory", required_argument, NULL, 'm' },
 		{ "get", required_argument, NULL, 'g' },
 		{ "check", no_argument, NULL, 'c' },
 		{ 0 },
 	};
 	int option, redis = -1;
+	size_t bytes = 0;
 	uint16_t port = 0;
 	uint64_t number;
 	char word[16];
@@ -204,6 +222,8 @@ int main(int argc, char **argv)
 	while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
 		if (option == 's')
 			size = bench_number(optarg);
+		else if (option == 'm')
+			bytes = bench_number(optarg);
 		else if (option == 'g')
 			port = (uint16_t)bench_number(optarg);
 		else if (option == 'c')
@@ -211,10 +231,12 @@ int main(int argc, char **argv)
 		else
 			return 2;
 	}
-	payload = malloc(size);
-	if (!payload || !size)
+	pieces = size && bytes > size ? bytes / size : 1;
+	memory = payload = malloc(pieces * size);
+	if (!payload || !size || (pieces > 1 && pieces % STRIDE == 0))
 		bench_die("wrong usage; see the head of ceiling_chain.c");
-	memset(payload, 1, size); /* pages of its own, where calloc() gives one of zeros for all */
+	memset(memory, 1,
+	       pieces * size); /* pages of its own, where calloc() gives one of zeros for all */
 	bench_samples_init(&samples);
 	open_chain();
 	if (port) {

@@ -246,6 +246,12 @@ def children(pid):
     return [int(child) for child in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+def bind(pid, cpus):
+    """Binds all threads of a process to processors."""
+    for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
+        os.sched_setaffinity(int(task.name), cpus)
+
+
 def cpu_ns(pid):
     """Processor time of the current threads of a process; finer than clock ticks."""
     return sum(int((task / "schedstat").read_text().split()[0]) for task in pathlib.Path(f"/proc/{pid}/task").iterdir())

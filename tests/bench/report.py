@@ -100,7 +100,9 @@ One read at a time between two agents over loopback, from request to completion.
 a process wakes a second one by an eventfd, which gets the payload from a third one over a TCP connection and wakes the first. Four
 processes are woken for each read: the importing agent by the client, the owner by the importing agent, the importing agent by the answer, the client by
 the completion. A GET of redis has two wake-ups, so it is below the chain on a machine where waking takes most of the time. "Everybody asleep":
-agents and client sleep as soon as they have no work. "Kept awake": other processes call sched_yield() without end, one for each processor. "Two that compute": other processes compute
+agents and client sleep as soon as they have no work. Where the kernel puts threads that wake each other changes by itself, for both ways, and a wake-up of
+another processor takes several times as long; "all on one processor" and "the middle one on another processor" bind both ways alike. Both have their bytes at random
+places in as much memory. "Kept awake": other processes call sched_yield() without end, one for each processor. "Two that compute": other processes compute
 without end, two for each processor."""),
     ("python", "What Python adds to a transfer", """\
 One transfer at a time from C and from Python, with new sessions in each round. "Above C" is the median over the rounds. Beside it stands
