@@ -2141,21 +2141,37 @@ static void test_pin_and_read_evict_in_turns(void **state)
 		assert_true(sd_event_run(rig.event, UINT64_MAX) > 0);
 }
 
-/* The session has begun to evict for a PIN. */
-static void begin_pin(uint64_t id)
+static void send_pin(uint64_t id)
 {
 	uint8_t buf[256], blob[2];
 	struct dmsg_store_pin pin = { .space = { "kv", 2 }, .keys = { blob, sizeof(blob) } };
 	int n;
 
-	fill_beside_disk("P");
 	keys_blob(blob, "P");
 	n = dmsg_store_pin_encode(buf, sizeof(buf), id, &pin);
 	assert_true(n > 0);
 	assert_int_equal(send(rig.ring.clients[0], buf, (size_t)n, MSG_NOSIGNAL), n);
+}
+
+/* The session has begun to evict for a PIN. */
+static void begin_pin(uint64_t id)
+{
+	fill_beside_disk("P");
+	send_pin(id);
 	for (unsigned i = 0; i < 1000 && !session()->begins; i++)
 		worker_turn(rig.ring.worker, false);
 	assert_non_null(session()->begins);
+}
+
+/* Else a client that pins and reads on and on would keep the drain from its end. */
+static void test_pin_during_a_drain(void **state)
+{
+	fill_beside_disk("P");
+	post((struct command){ .type = COMMAND_DRAIN });
+	send_pin(2);
+	turn();
+	assert_null(session()->begins);
+	told(DMSG_STORE_PIN_REPLY, 2, "B");
 }
 
 /* It is answered without the object. */
@@ -2321,6 +2337,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_found, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_put_evicts_in_turns, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_pin_and_read_evict_in_turns, set_up_with_disk,
+						tear_down_with_disk),
+		cmocka_unit_test_setup_teardown(test_pin_during_a_drain, set_up_with_disk,
 						tear_down_with_disk),
 		cmocka_unit_test_setup_teardown(test_pin_at_the_end_of_a_drain, set_up_with_disk,
 						tear_down_with_disk),

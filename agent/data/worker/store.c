@@ -235,7 +235,8 @@ static bool loads_first(struct wsession *s, const struct store_call *q, const ui
 	struct loads l = { .at = 0 };
 	int n;
 
-	if (!store_has_disk(s->worker->store) ||
+	/* a drain waits for those that have begun */
+	if (!store_has_disk(s->worker->store) || s->worker->draining ||
 	    (q->type != DMSG_STORE_PIN && q->type != DMSG_STORE_READ))
 		return false;
 	/* both begin with the same fields */
