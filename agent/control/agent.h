@@ -125,7 +125,8 @@ struct agent {
 	bool told_to_end; /* SIGTERM has come */
 	bool overdue;     /* the deadline has passed */
 	int exit_status;
-	int64_t drain_deadline_ns;
+	int64_t drain_deadline_ns,
+		drain_end_ns;                /* the second one if overdue: the drain is given up */
 	uint64_t left_transfers, left_bytes; /* at the last query of the workers */
 	struct transfers_query drain_query;
 	sd_event_source *drain_timer, *stop_timer;

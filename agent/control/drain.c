@@ -153,6 +153,26 @@ static bool peers_use(const struct agent *a)
 	return grants_total(a->regions) || store_totals(a->store).lent;
 }
 
+/* Time in which transfers that were stopped end, as for health, and workers answer. */
+static int64_t end_limit(const struct agent *a)
+{
+	const struct dray_config *cfg = &a->config->v;
+
+	return cfg->transfer.slice_timeout + cfg->peer.heartbeat_limit + STOP_LIMIT_NS;
+}
+
+static void stop_transfers(struct agent *a)
+{
+	a->overdue = true;
+	a->drain_end_ns = dray_now().ns + end_limit(a);
+	log_warning("agent",
+		    "the drain deadline has passed: stopping %" PRIu64 " transfers in flight",
+		    a->left_transfers);
+	for (unsigned i = 0; i < a->pool.n; i++)
+		worker_post(a->pool.workers[i], &(struct command){ .type = COMMAND_STOP_TRANSFERS,
+								   .code = DRAY_E_DEADLINE });
+}
+
 static void workers_answered(struct transfers_query *q, struct snapshot *const *snapshots,
 			     unsigned n)
 {
@@ -172,17 +192,8 @@ static void workers_answered(struct transfers_query *q, struct snapshot *const *
 	a->left_transfers = left;
 	a->left_bytes = bytes;
 	if (left || (peers_use(a) && dray_now().ns < a->drain_deadline_ns)) {
-		if (!a->overdue && dray_now().ns >= a->drain_deadline_ns) {
-			a->overdue = true;
-			log_warning("agent",
-				    "the drain deadline has passed: stopping %" PRIu64
-				    " transfers in flight",
-				    left);
-			for (unsigned i = 0; i < a->pool.n; i++)
-				worker_post(a->pool.workers[i],
-					    &(struct command){ .type = COMMAND_STOP_TRANSFERS,
-							       .code = DRAY_E_DEADLINE });
-		}
+		if (!a->overdue && dray_now().ns >= a->drain_deadline_ns)
+			stop_transfers(a);
 		if (timer_start(a, &a->drain_timer, DRAIN_POLL_NS, poll_workers) < 0)
 			stop(a, 1);
 		return;
@@ -195,21 +206,16 @@ static void workers_answered(struct transfers_query *q, struct snapshot *const *
 	drained(a);
 }
 
-/* Time after the deadline in which transfers that it has stopped end, as for health, and workers answer. */
-static int64_t end_limit(const struct agent *a)
-{
-	const struct dray_config *cfg = &a->config->v;
-
-	return cfg->transfer.slice_timeout + cfg->peer.heartbeat_limit + STOP_LIMIT_NS;
-}
-
 static int poll_workers(sd_event_source *s, uint64_t usec, void *arg)
 {
 	struct agent *a = arg;
 	bool silent = !dray_list_empty(&a->drain_query.link);
-	int64_t left_ns = a->drain_deadline_ns + end_limit(a) - dray_now().ns;
+	int64_t now = dray_now().ns, next_ns;
 
-	if (left_ns <= 0 && !a->stay) {
+	/* the workers that answer need not wait for the one that does not */
+	if (silent && !a->overdue && now >= a->drain_deadline_ns)
+		stop_transfers(a);
+	if (a->overdue && now >= a->drain_end_ns && !a->stay) {
 		log_error("agent", "the drain does not end, because %s; exiting without it",
 			  silent ? "a worker does not answer" :
 				   "transfers that were stopped have not ended");
@@ -219,7 +225,8 @@ static int poll_workers(sd_event_source *s, uint64_t usec, void *arg)
 	if (!silent)
 		agent_list_transfers(a, LISTING_IN_FLIGHT, &a->drain_query);
 	/* the answer brings the next look forward */
-	if (!a->stopping && timer_start(a, &a->drain_timer, left_ns > 0 ? left_ns : STOP_LIMIT_NS,
+	next_ns = (a->overdue ? a->drain_end_ns : a->drain_deadline_ns) - now;
+	if (!a->stopping && timer_start(a, &a->drain_timer, next_ns > 0 ? next_ns : STOP_LIMIT_NS,
 					poll_workers) < 0)
 		stop(a, 1);
 	return 0;
@@ -311,7 +318,7 @@ struct drain_progress agent_drain_progress(struct agent *a)
 /* Longest time from now until the process exits. */
 static int64_t longest_end(const struct agent *a)
 {
-	return a->config->v.agent.drain_timeout + end_limit(a) + STOP_LIMIT_NS +
+	return a->config->v.agent.drain_timeout + end_limit(a) + 2 * STOP_LIMIT_NS +
 	       (int64_t)a->pool.n * WORKER_QUIT_LIMIT_NS;
 }
 

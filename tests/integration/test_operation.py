@@ -21,6 +21,7 @@ import pytest
 from harness import DRAYCTL, LIMIT, MIB, Side, expect, noise, until
 from test_ctl import conform, ctl, schema_of
 from test_http import stopped_worker
+from test_lifecycle import waiting_transfer
 
 pytestmark = pytest.mark.skipif(not DRAYCTL.exists(), reason=f"{DRAYCTL} does not exist: build it first")
 
@@ -748,13 +749,17 @@ def test_stopped_worker_does_not_delay_the_exit(new_agent):
 
 
 def test_drain_ends_although_a_worker_is_stopped(new_agent):
-    """It has no answer of the worker to wait for, and exits some time after its deadline."""
-    agent = new_agent(settings={"agent.drain_timeout": "100ms", "transfer.slice_timeout": "100ms", "peer.heartbeat_limit": "300ms",
-                                "peer.heartbeat": "50ms", "peer.rest_heartbeat": "100ms"})
-    with stopped_worker(agent) as tid:
-        agent.signal(signal.SIGTERM)
-        until(lambda: os.waitpid(tid, 0x40000000 | os.WNOHANG)[0], "the end of the process")  # __WALL
-        assert agent.wait() == 1
+    """It has no answer of the worker to wait for, stops the transfers of the other one at its deadline, and exits some time later."""
+    agent = new_agent(settings={"agent.workers": 2, "agent.drain_timeout": "100ms", "transfer.slice_timeout": "100ms",
+                                "peer.heartbeat_limit": "300ms", "peer.heartbeat": "50ms", "peer.rest_heartbeat": "100ms"})
+    with Side(agent, MIB) as here, Side(agent, MIB) as there:
+        transfer = waiting_transfer(here, here.reach(there))
+        own = next(x["worker"] for x in agent.ctl("sessions", "--json")["sessions"] if x["session"] == here.client.info().session)
+        with stopped_worker(agent, 1 - own) as tid:
+            agent.signal(signal.SIGTERM)
+            error = transfer.exception(LIMIT)
+            until(lambda: os.waitpid(tid, 0x40000000 | os.WNOHANG)[0], "the end of the process")  # __WALL
+            assert agent.wait() == 1 and error.name == "deadline"
     assert "the drain does not end, because a worker does not answer" in agent.text()
     agent.check_log()
     agent.process = None
