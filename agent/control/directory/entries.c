@@ -64,10 +64,10 @@ static void taken(struct directory *d)
 	e->again = true;
 }
 
-/* The server that has the key may be known, or up, next time. */
-static bool is_misled(const redisReply *r)
+/* The server that has the key may be known, up, or able to next time. */
+static bool is_for_later(const redisReply *r)
 {
-	return r->type == REDIS_REPLY_ERROR && answer_refusal(r) >= REFUSAL_MOVED;
+	return r->type == REDIS_REPLY_ERROR && answer_refusal(r) >= REFUSAL_LOADING;
 }
 
 void entry_answer(struct server *s, const struct key_command *k, const redisReply *r)
@@ -77,14 +77,14 @@ void entry_answer(struct server *s, const struct key_command *k, const redisRepl
 
 	if (e->waiting)
 		e->waiting--;
-	if (k->kind == KEY_REMOVE && (!r || is_misled(r))) {
+	if (k->kind == KEY_REMOVE && (!r || is_for_later(r))) {
 		missed_add(e, k);
 		/* one that is fast, because the object may be here again */
 		e->again = true;
 	}
 	if (r && r->type != REDIS_REPLY_INTEGER) {
 		directory_refused(s, r, true);
-		e->again |= is_misled(r);
+		e->again |= is_for_later(r);
 	} else if (r && k->kind == KEY_ENTER) {
 		taken(d);
 	}
