@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 __all__ = ["SchedulerSide"]
 
 _logger = logging.getLogger("vllm.dray")
+_USED_MAX = 1024
 
 
 class _State(enum.Enum):
@@ -56,16 +57,32 @@ class _State(enum.Enum):
     DONE = enum.auto()
 
 
-class _Load:
-    """A request of D. offer, holds: None and empty if the offer was refused; error says why."""
+class _Rights:
+    """The rights of an offer at D, for all requests that come with it. A right has one holder, and vLLM makes a request for each of `n` samples,
+    all with the same parameters.
 
-    __slots__ = ("allocated", "blocks", "end", "ends", "error", "first", "holds", "losses", "offer", "over", "request_id", "state")
+    offer, holds: None and empty if the offer was refused; error says why. users: requests that may still load. first: the load that was allocated
+    first, for which the others wait, because they find its whole blocks in the engine's cache. used: a load has ended well; failed: the first one has failed.
+    """
 
-    def __init__(self, request_id: str) -> None:
-        self.request_id, self.state = request_id, _State.MATCHED
+    __slots__ = ("error", "failed", "first", "holds", "offer", "used", "users")
+
+    def __init__(self) -> None:
         self.offer: Offer | None = None
         self.holds: dict[int, Hold] = {}  # by rank of P
         self.error: errors.Error | None = None
+        self.users: set[str] = set()
+        self.first: _Load | None = None
+        self.used = self.failed = False
+
+
+class _Load:
+    """A request of D. tokens: of its rights."""
+
+    __slots__ = ("allocated", "blocks", "end", "ends", "first", "losses", "over", "request_id", "rights", "state", "tokens")
+
+    def __init__(self, request_id: str, tokens: tuple[str, ...], rights: _Rights) -> None:
+        self.request_id, self.tokens, self.rights, self.state = request_id, tokens, rights, _State.MATCHED
         self.blocks: tuple[tuple[int, ...], ...] = ()
         self.allocated: KVCacheBlocks | None = None  # the engine's objects of the blocks
         self.first = self.end = 0
@@ -73,18 +90,18 @@ class _Load:
         self.losses = 0  # of the session, before
         self.over = False  # the request has ended
 
+    @property
+    def moving(self) -> bool:
+        return self.state in (_State.ALLOCATED, _State.STARTED)
+
     def keep(self, now: float) -> None:
         """Renews the rights of a load that waits."""
-        for hold in self.holds.values():
+        for hold in self.rights.holds.values():
             hold.keep(now)
 
     def asks(self) -> bool:
         """True while the other engine's agent has not answered."""
-        return any(hold.remote is None and hold.error is None for hold in self.holds.values())
-
-    def release(self) -> None:
-        for hold in self.holds.values():
-            hold.release()
+        return any(hold.remote is None and hold.error is None for hold in self.rights.holds.values())
 
 
 class _Send:
@@ -116,6 +133,8 @@ class SchedulerSide:
         self._peers = Peers(self._readable)
         self.ranks = Ranks(client, world_size, self._peers.forget, options.name)
         self._loads: dict[str, _Load] = {}
+        self._rights: dict[tuple[str, ...], _Rights] = {}  # of loads, by their tokens
+        self._used: dict[tuple[str, ...], None] = {}  # the last ones that were used and released
         self._allocated: dict[str, _Load] = {}
         self._dropped: list[str] = []
         self._stops: list[str] = []
@@ -163,86 +182,125 @@ class SchedulerSide:
         load = self._loads.get(request.request_id)
         if load is None:
             load = self._loads[request.request_id] = self._first_sight(request)
-            if load.error is not None and self._member.others_have(request.kv_transfer_params):
-                _logger.warning("dray: request %s: its blocks are left to another connector: %s", load.request_id, load.error)
-                load.state = _State.DONE
-                load.release()
+            error = load.rights.error
+            if error is not None and self._member.others_have(request.kv_transfer_params):
+                _logger.warning("dray: request %s: its blocks are left to another connector: %s", load.request_id, error)
+                self._end(load)
         if load.state is not _State.MATCHED:
             return 0, False
+        first = load.rights.first
+        if first is not None and first.moving:
+            return None, False
         count = load.end - num_computed_tokens
         load.first = num_computed_tokens
         return (count, True) if count > 0 else (0, False)
 
     def _first_sight(self, request: Request) -> _Load:
-        load = _Load(request.request_id)
-        load.end = self.ranks.wanted(request.num_prompt_tokens)
         params = self._member.own(request.kv_transfer_params) or {}
+        tokens = tuple(offered_tokens(params))
+        rights = self._rights.get(tokens)
+        load = _Load(request.request_id, tokens, rights or _Rights())
+        load.end = self.ranks.wanted(request.num_prompt_tokens)
         load.losses = self.ranks.losses()
+        if tokens in self._used:  # another request has loaded them, so that the engine's cache has the whole blocks
+            load.state = _State.DONE
+            return load
+        if rights is None:
+            self._acquire(load.rights, params, tokens, request.request_id)
+            if tokens:
+                self._rights[tokens] = load.rights
+        load.rights.users.add(load.request_id)
+        if load.rights.offer is not None:
+            load.end = min(load.end, load.rights.offer.num_tokens)
+        return load
+
+    def _acquire(self, rights: _Rights, params: Mapping[str, Any], tokens: Sequence[str], request_id: str) -> None:
         wanted: tuple[int, ...] = ()
         try:
-            load.offer, wanted = read_offer(params, self._peers.check)
-            load.end = min(load.end, load.offer.num_tokens)
+            rights.offer, wanted = read_offer(params, self._peers.check)
         except errors.Error as e:
-            load.error = e
+            rights.error = e
         # Rights that are not used are released, so that P gets its blocks back at once.
-        for index, token in enumerate(offered_tokens(params)):
+        for index, token in enumerate(tokens):
             try:
-                hold = self._grants.acquire(token, request.request_id, patient=True)
+                hold = self._grants.acquire(token, request_id, patient=True)
             except errors.Error as e:
-                load.error = load.error or e
+                rights.error = rights.error or e
                 continue
-            rank = load.offer.layout.ranks[index].rank if load.offer is not None and load.error is None else None
+            rank = rights.offer.layout.ranks[index].rank if rights.offer is not None and rights.error is None else None
             if rank is not None and rank in wanted:
-                load.holds[rank] = hold
+                rights.holds[rank] = hold
             else:
                 hold.release()
-        return load
+
+    def _end(self, load: _Load) -> None:
+        """Nothing is loaded for a request any more. The last request of its rights releases them."""
+        load.state = _State.DONE
+        rights = load.rights
+        if load.request_id not in rights.users:
+            return
+        rights.users.remove(load.request_id)
+        if rights.users:
+            return
+        for hold in rights.holds.values():
+            hold.release()
+        self._rights.pop(load.tokens, None)
+        if rights.used and load.tokens:
+            while len(self._used) >= _USED_MAX:
+                self._used.pop(next(iter(self._used)))
+            self._used[load.tokens] = None
 
     def allocated(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         """The engine has decided how many tokens are loaded, and into which blocks."""
         load = self._loads.get(request.request_id)
         if load is None or load.state is not _State.MATCHED:
             return
+        rights = load.rights
         if num_external_tokens <= 0:
-            load.state = _State.DONE
-            load.release()
+            rights.used = True
+            self._end(load)
             return
         load.state = _State.ALLOCATED
         load.blocks = tuple(tuple(group) for group in blocks.get_block_ids())
         load.allocated = blocks
         load.end = load.first + num_external_tokens
         load.ends = time.monotonic() + self._options.deadline
+        if rights.first is None:
+            rights.first = load
+        elif rights.failed:  # so that a request that has waited for the first load is not held up for another deadline
+            load.ends = min(load.ends, rights.first.ends)
         self._allocated[load.request_id] = load
 
     def _start(self, load: _Load, now: float, metadata: StepMetadata) -> bool:
         """Hands a load to the workers, or its failure; False while it has to wait."""
-        error = load.error or next((hold.lost for hold in load.holds.values() if hold.lost), None)
+        offer, holds = load.rights.offer, load.rights.holds
+        error = load.rights.error or next((hold.lost for hold in holds.values() if hold.lost), None)
         error = error or self.ranks.missing(load.losses)
         if error is None and now >= load.ends:
-            error = next((hold.limit for hold in load.holds.values() if hold.limit and not hold.remote), None) or \
+            error = next((hold.limit for hold in holds.values() if hold.limit and not hold.remote), None) or \
                 errors.Deadline(f"the other engine's agent has not answered within {self._options.deadline:g} s")
         remotes: dict[int, int] = {}
         if error is None:
-            if not self.ranks.present or not all(hold.remote for hold in load.holds.values()):
+            if not self.ranks.present or not all(hold.remote for hold in holds.values()):
                 return False
             error = self._transport_error(load)
             try:
-                remotes = {rank: hold.remote.agent_handle for rank, hold in load.holds.items() if hold.remote is not None}
+                remotes = {rank: hold.remote.agent_handle for rank, hold in holds.items() if hold.remote is not None}
             except errors.Error as e:  # lost just now
                 error = e
         load.state = _State.STARTED
         if error is not None:
             metadata.failed[load.request_id] = str(error)
             return True
-        assert load.offer is not None
+        assert offer is not None
         metadata.loads.append(Load(
-            load.request_id, load.offer.layout, load.blocks, load.offer.blocks, load.first, load.end,
+            load.request_id, offer.layout, load.blocks, offer.blocks, load.first, load.end,
             remotes, load.ends - now))
         return True
 
     def _transport_error(self, load: _Load) -> errors.Error | None:
         refused = (self._options.path_error(hold.remote.transport, f"rank {rank} of the other engine")
-                   for rank, hold in load.holds.items() if hold.remote is not None)
+                   for rank, hold in load.rights.holds.items() if hold.remote is not None)
         return next(filter(None, refused), None)
 
     # --- requests of P ------------------------------------------------------------------------------
@@ -339,7 +397,7 @@ class SchedulerSide:
             self._loads[request_id] = load  # until the workers have reported its end
             load.over = True
             return
-        load.release()
+        self._end(load)
 
     # --- steps --------------------------------------------------------------------------------------
 
@@ -363,7 +421,7 @@ class SchedulerSide:
         moved = len(active) + len(self._held) + len(self._lent)
         asks = any(load.asks() for load in self._allocated.values())
         rest = self._rest.seconds(output.total_num_scheduled_tokens, moved, asks, session_reports_end=True)
-        by_workers = not asks and any(load.state in (_State.ALLOCATED, _State.STARTED) for load in active)
+        by_workers = not asks and any(load.moving for load in active)
         self._poll(0.0 if by_workers else rest, moved > 0)
         metadata = StepMetadata(can_lend=self._manager is not None, rest=rest if by_workers else 0.0)
         if self._prefills:
@@ -400,8 +458,11 @@ class SchedulerSide:
         for request_id in output.finished_recving or ():
             load = self._loads.get(request_id)
             if load is not None:
-                load.state = _State.DONE
-                load.release()
+                if request_id not in (output.failed_recving or ()):
+                    load.rights.used = True
+                elif load is load.rights.first:
+                    load.rights.failed = True
+                self._end(load)
                 if load.over:
                     del self._loads[request_id]
         for request_id in output.finished_sending or ():
@@ -432,7 +493,7 @@ class SchedulerSide:
     @property
     def idle(self) -> bool:
         """True if nothing is kept for any request; for tests."""
-        return not (self._loads or self._allocated or self._prefills or self._held or self._by_grant or self._returns
+        return not (self._loads or self._rights or self._allocated or self._prefills or self._held or self._by_grant or self._returns
                     or len(self._lent) or len(self._read) or len(self._grants)
                     or self._saved is not None and not self._saved.idle)
 
