@@ -259,7 +259,6 @@ static struct dmsg_store_result pin(struct store_user *u, struct store_member *m
 }
 
 /* False: it has to evict more. */
-/* False: it has to evict more. */
 static bool load_one(struct store_user *u, struct store_member *m, struct store_key key,
 		     struct turns_share *share, struct store_effort *e)
 {
