@@ -4,6 +4,7 @@
 import model
 import pytest
 from dray import errors
+from dray.vllm import layout
 from dray.vllm.letters import mailbox_name
 from harness import ROOT
 from test_push_steps import FOR_D, FOR_P, Calm, agents, nothing_left, prompt, turns
@@ -76,6 +77,18 @@ def test_p_waits_for_the_attempt_to_reconnect(pulled):
 def test_p_goes_on_when_the_attempt_fails(pulled):
     pulled.p.losses += 1
     turns(pulled, pulled.p, n=3)
+    assert pulled.p.answers["r"] == ("LENGTH", None)
+    nothing_left(pulled)
+
+
+def test_blocks_that_cannot_be_described_are_not_offered(pulled, monkeypatch):
+    """D computes that request, and P's engine goes on."""
+    def refuse(*_):
+        raise errors.Unsupported("the KV caches of two layers overlap")
+
+    monkeypatch.setattr(layout, "ranges", refuse)
+    pulled.elapse = lambda: agents(pulled)  # starts the agent, too
+    turns(pulled, pulled.p, n=6)
     assert pulled.p.answers["r"] == ("LENGTH", None)
     nothing_left(pulled)
 

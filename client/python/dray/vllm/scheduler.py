@@ -342,8 +342,8 @@ class SchedulerSide:
             if region is None:
                 return  # without an agent D has to compute
             info = self.ranks.info(rank)
-            ranges = layouts.ranges(info.layout, info.groups, blocks)
             try:
+                ranges = layouts.ranges(info.layout, info.groups, blocks)
                 send.grants.append(self._grants.give(request_id, region, ranges, self._options.lease))
             except errors.Error as e:
                 _logger.warning("dray: request %s: its blocks cannot be offered: %s", request_id, e)
