@@ -97,6 +97,7 @@ class Store:
 
 class Client:
     agent_id, path = AGENT_ID, "/run/dray.sock"
+    borrowed = ()  # objects of the store have no remotes
 
     def __init__(self):
         self.events = deque()
@@ -124,7 +125,7 @@ class Side(world.Side):
         names = [f"model.layers.{i}.attn" for i in range(LAYERS)]
         spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=32, dtype=torch.bfloat16)
         cache = KVCacheConfig(num_blocks=BLOCKS, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(names, spec)])
-        self.clients = [Client() for _ in range(RANKS + 1)]
+        self.clients = {i: Client() for i in range(RANKS + 1)}
         played.making = self.clients[RANKS], Store(played, None)
         self.scheduler = Scheduler(config, cache, StructuredOutputManager(config), BLOCK)
         self.side = self.scheduler.connector._scheduler
@@ -304,12 +305,12 @@ class World:
                 continue
             self.spoil(pending)
             pending.end(error=errors.AgentRestarted("the agent was restarted"))
-        for client in self.side.clients:
+        for client in self.side.clients.values():
             client.events.append(events.Disconnected(errors.AgentRestarted("the agent was restarted"), False))
 
     def restart_agent(self):
         self.up = True
-        for client in self.side.clients:
+        for client in self.side.clients.values():
             client.events.append(events.Reconnected(1, True, 1, []))
 
     # --- invariants ---------------------------------------------------------------------------------

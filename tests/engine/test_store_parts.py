@@ -181,6 +181,7 @@ def test_images_without_a_hash_are_refused():
     for cache, prefixes, refused in ((0, False, True), (4, False, False), (0, True, False)):
         config = SimpleNamespace(
             device_config=SimpleNamespace(device_type="cpu"), cache_config=SimpleNamespace(enable_prefix_caching=prefixes),
+            parallel_config=SimpleNamespace(),
             model_config=SimpleNamespace(multimodal_config=SimpleNamespace(mm_processor_cache_gb=cache)))
         with pytest.raises(errors.Unsupported, match="does not hash .*images.*--enable-prefix-caching") if refused else nullcontext():
             connector._refuse(config)

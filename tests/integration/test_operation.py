@@ -271,6 +271,8 @@ def test_top_on_a_terminal(new_agent):
 def on_terminal():
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # a shell without job control starts what it runs in the background with this signal ignored
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 @pytest.mark.parametrize("end", ["q", "signal", "quit"])
