@@ -76,7 +76,7 @@ def test_a_request_that_comes_after_the_load_is_computed(world, read):
     assert read == [3 * BLOCK]
 
 
-@pytest.mark.parametrize("steps", range(1, 4))
+@pytest.mark.parametrize("steps", range(4))
 def test_the_request_that_loads_is_aborted(world, read, steps):
     add(world, offered(world))
     for _ in range(steps):

@@ -62,10 +62,10 @@ class _Rights:
     all with the same parameters.
 
     offer, holds: None and empty if the offer was refused; error says why. users: requests that may still load. first: the load that was allocated
-    first, for which the others wait, because they find its whole blocks in the engine's cache. used: a load has ended well; failed: the first one has failed.
+    first, for which the others wait, because they find its whole blocks in the engine's cache. failed: that load has failed.
     """
 
-    __slots__ = ("error", "failed", "first", "holds", "offer", "used", "users")
+    __slots__ = ("error", "failed", "first", "holds", "offer", "users")
 
     def __init__(self) -> None:
         self.offer: Offer | None = None
@@ -73,7 +73,7 @@ class _Rights:
         self.error: errors.Error | None = None
         self.users: set[str] = set()
         self.first: _Load | None = None
-        self.used = self.failed = False
+        self.failed = False
 
 
 class _Load:
@@ -202,7 +202,7 @@ class SchedulerSide:
         load = _Load(request.request_id, tokens, rights or _Rights())
         load.end = self.ranks.wanted(request.num_prompt_tokens)
         load.losses = self.ranks.losses()
-        if tokens in self._used:  # another request has loaded them, so that the engine's cache has the whole blocks
+        if tokens in self._used:  # a right has one holder; another request has had them, and may have left whole blocks in the engine's cache
             load.state = _State.DONE
             return load
         if rights is None:
@@ -245,7 +245,7 @@ class SchedulerSide:
         for hold in rights.holds.values():
             hold.release()
         self._rights.pop(load.tokens, None)
-        if rights.used and load.tokens:
+        if load.tokens and rights.error is None:
             while len(self._used) >= _USED_MAX:
                 self._used.pop(next(iter(self._used)))
             self._used[load.tokens] = None
@@ -257,7 +257,6 @@ class SchedulerSide:
             return
         rights = load.rights
         if num_external_tokens <= 0:
-            rights.used = True
             self._end(load)
             return
         load.state = _State.ALLOCATED
@@ -458,10 +457,8 @@ class SchedulerSide:
         for request_id in output.finished_recving or ():
             load = self._loads.get(request_id)
             if load is not None:
-                if request_id not in (output.failed_recving or ()):
-                    load.rights.used = True
-                elif load is load.rights.first:
-                    load.rights.failed = True
+                if load is load.rights.first:
+                    load.rights.failed = request_id in (output.failed_recving or ())
                 self._end(load)
                 if load.over:
                     del self._loads[request_id]
