@@ -95,9 +95,9 @@ def step(side, tokens=0):
 
 
 def load(side, state, remote):
-    made = side._loads["r"] = scheduler._Load("r")
+    made = side._loads["r"] = scheduler._Load("r", (), scheduler._Rights())
     made.state, made.ends, made.losses = state, float("inf"), 0
-    made.holds[0] = SimpleNamespace(remote=remote, error=None, lost=None, keep=lambda now: None)
+    made.rights.holds[0] = SimpleNamespace(remote=remote, error=None, lost=None, keep=lambda now: None)
     if state is scheduler._State.ALLOCATED:
         side._allocated["r"] = made
 
