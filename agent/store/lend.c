@@ -265,14 +265,12 @@ static bool lend_some(struct store_loan *l)
 
 static void lend_next(struct dray_job *j);
 
-static void lend_later(struct store_loan *l)
+static void lend_soon(struct store *s)
 {
-	struct store *s = l->store;
-
-	dray_list_add(&s->lends, &l->lends);
-	if (!s->lending)
-		dray_jobs_finish(s->jobs, &s->lend, lend_next);
+	if (s->lending || dray_list_empty(&s->lends))
+		return;
 	s->lending = true;
+	dray_jobs_finish(s->jobs, &s->lend, lend_next);
 }
 
 /* Control thread: one step for one of them in each turn. */
@@ -283,14 +281,11 @@ static void lend_next(struct dray_job *j)
 
 	s->lending = false;
 	if (l && is_needed(l) && !lend_some(l))
-		lend_later(l);
+		dray_list_add(&s->lends, &l->lends);
 	else if (l && !store_get_waits(s, &l->wait))
 		dray_jobs_add(s->jobs, &l->job, sum_all, NULL);
 	/* else in_memory() follows */
-	if (!s->lending && !dray_list_empty(&s->lends)) {
-		dray_jobs_finish(s->jobs, &s->lend, lend_next);
-		s->lending = true;
-	}
+	lend_soon(s);
 }
 
 /* NULL: no memory. */
@@ -338,7 +333,8 @@ int store_lend(struct store *s, const struct store_asker *who, const struct stor
 	l->hold = hold;
 	*ret = l;
 	if (!lend_some(l)) {
-		lend_later(l);
+		dray_list_add(&s->lends, &l->lends);
+		lend_soon(s);
 		return 0;
 	}
 	/* in_memory() follows */
