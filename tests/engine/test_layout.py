@@ -99,6 +99,19 @@ def test_what_the_last_token_of_the_prompt_looks_at(bare, sockets, mode, reach, 
     d.idle()
 
 
+@pytest.mark.parametrize(("reach", "length"), [({"window": BLOCK}, 4 * BLOCK - 1), ({"chunk": 2 * BLOCK}, 4 * BLOCK)])
+def test_an_older_engine_that_has_given_up_what_the_last_token_looks_at(bare, sockets, monkeypatch, caplog, reach, length):
+    """D reads nothing, and computes the prompt."""
+    p, d = bare("p", dray(sockets[0], lease=LIMIT), **reach), bare("d", dray(sockets[1]), policy="recompute", **reach)
+    older = p.scheduler.connector._scheduler.ranks
+    monkeypatch.setattr(older, "__class__", type("Older", (type(older),), {"look_back_partly": False}))
+    text = prompt(length, 1)
+    assert d.run(d.add(text, tokens=2, params=p.offer(text)))[0] == "LENGTH"
+    assert not d.loaded() and "its blocks were not loaded: invalid: the other engine lists no block of layer" in caplog.text
+    p.idle()
+    d.idle()
+
+
 @pytest.mark.parametrize("mode", ["pull", "push"])
 def test_remotes_of_workers_are_given_back(bare, sockets, monkeypatch, mode):
     """The scheduler side's session has acquired them. A session that only borrows them is not told of their end."""

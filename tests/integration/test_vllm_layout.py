@@ -272,6 +272,27 @@ def test_groups_and_blocks_that_hold_nothing():
         assert full == ({6} if tensor.group else {1, 2, 3})
 
 
+@pytest.mark.parametrize(("p_tokens", "d_tokens", "theirs", "mine", "fits"), [
+    (16, 16, [[0, 3, 4]], [[0, 1, 2]], True),
+    (16, 16, [[0, 0, 4]], [[0, 1, 2]], False),
+    (16, 16, [[3, 0, 4]], [[1, 2, 5]], False),
+    (16, 16, [[0, 0, 0]], [[0, 0, 1]], False),
+    (16, 32, [[0, 3, 4, 5]], [[1, 2]], True),  # the window begins in the middle of D's block
+    (16, 32, [[0, 0, 4, 5]], [[1, 2]], False),
+    (16, 32, [[3, 0, 4, 5]], [[1, 2]], False),
+    (32, 16, [[3, 4]], [[0, 1, 2, 5]], True),
+    (32, 16, [[0, 4]], [[0, 1, 2, 5]], False)])
+def test_blocks_that_the_other_engine_does_not_have(p_tokens, d_tokens, theirs, mine, fits):
+    p, d = Engine(Form(tokens=p_tokens), LAYERS, 4), Engine(Form(tokens=d_tokens), LAYERS, 4)
+    plan = lay.make_plan(d.ranks[0].layout, d.groups, p.layout)
+    end = len(mine[0]) * d_tokens
+    if fits:
+        assert len(lay.operations(plan, 0, mine, theirs, 0, end, reads=True))
+        return
+    with pytest.raises(errors.Invalid, match="lists no block of layer model.layers.0"):
+        lay.operations(plan, 0, mine, theirs, 0, end, reads=True)
+
+
 def test_ranges_are_few():
     """32 layers and 4,096 blocks in one run are one range."""
     layers = [(f"layers.{i}", 0) for i in range(32)]

@@ -426,26 +426,29 @@ def _check_pair(local: Family, groups: Sequence[Group], remote: Family, remote_g
 # --- operations ---------------------------------------------------------------------------------------
 
 def operations(plan: Plan, rank: int, local_blocks: Sequence[Sequence[int]], remote_blocks: Sequence[Sequence[int]],
-               first: int, end: int) -> Any:
+               first: int, end: int, reads: bool = False) -> Any:
     """Operations for tokens [first, end) of a request, as an array (n, 3): local offset, remote offset, length.
 
     rank: of the other engine. local_blocks, remote_blocks: for each group all blocks of the request,
     from its first token. Blocks that hold nothing at either side are left out. errors.Invalid: a list
-    is too short, or has a number that no block has.
+    is too short, or has a number that no block has. reads: this engine reads; errors.Invalid also if the other one has no block for a token
+    for which this one has one.
     """
-    found = [_part_operations(part, plan, local_blocks, remote_blocks, first, end)
+    found = [_part_operations(part, plan, local_blocks, remote_blocks, first, end, reads)
              for part in plan.parts if part.rank == rank]
     return np.concatenate(found) if found else np.empty((0, 3), dtype=np.uint64)
 
 
 def _part_operations(part: Part, plan: Plan, local_blocks: Sequence[Sequence[int]],
-                     remote_blocks: Sequence[Sequence[int]], first: int, end: int) -> Any:
+                     remote_blocks: Sequence[Sequence[int]], first: int, end: int, reads: bool) -> Any:
     local, remote = part.local, part.remote
     step = min(local.tokens, remote.tokens)
     units = np.arange(first // step, -(-end // step), dtype=np.int64)
     ours, our_token = _places(local, plan.local_groups[local.group], local_blocks, units * step, "this engine")
     theirs, their_token = _places(remote, plan.remote_groups[remote.group], remote_blocks, units * step, "the other engine")
     used = (ours >= 0) & (theirs >= 0)
+    if reads and not used.all():
+        _check_complete(part, plan.local_groups[local.group], units * step, ours, theirs)
     our_unit = (ours * local.block_stride + our_token * local.token_stride)[used]
     their_unit = (theirs * remote.block_stride + their_token * remote.token_stride)[used]
     length, inner = _contiguous(part, step)
@@ -461,6 +464,20 @@ def _part_operations(part: Part, plan: Plan, local_blocks: Sequence[Sequence[int
     out[..., 1] = their_bases[:, None, None] + their_unit[None, :, None] + inner[None, None, :, 1]
     out[..., 2] = lengths[None, :, None]
     return out.reshape(-1, 3)
+
+
+def _check_complete(part: Part, group: Group, tokens: Any, ours: Any, theirs: Any) -> None:
+    """errors.Invalid: the other engine has no block for tokens that this engine looks at.
+
+    The first block that this engine looks at may begin before its window, where the other engine's smaller blocks are missing.
+    """
+    missing, blocks = (ours >= 0) & (theirs < 0), tokens // group.tokens
+    first = int(np.argmax((ours >= 0) & (theirs >= 0)))
+    missing &= (np.arange(tokens.size) >= first) | (blocks != blocks[first])
+    if missing.any():
+        raise errors.Invalid(
+            f"the other engine lists no block of layer {part.local.names[0]} ({group.kind}) for token {int(tokens[np.argmax(missing)])}, "
+            "which this engine looks at", fix="Use the same version of dray-client at both engines, and the same prompt in both requests.")
 
 
 def _places(family: Family, group: Group, blocks: Sequence[Sequence[int]], tokens: Any, whose: str) -> tuple[Any, Any]:

@@ -142,8 +142,8 @@ class WorkerSide:
         assert plan is not None
         if self._bounce is not None and not self._bounce.enter(piece):
             return False
-        found = ((rank, layouts.operations(plan, rank, piece.slots or piece.blocks, load.remote_blocks, piece.first, piece.end))
-                 for rank in plan.ranks)
+        found = ((rank, layouts.operations(plan, rank, piece.slots or piece.blocks, load.remote_blocks, piece.first, piece.end,
+                                           reads=True)) for rank in plan.ranks)
         running.queue = [(load.remotes[rank], ops) for rank, ops in found if len(ops)]
         running.bytes += sum(int(ops[:, 2].sum()) for _, ops in running.queue)
         running.operations += sum(len(ops) for _, ops in running.queue)
