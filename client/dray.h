@@ -301,7 +301,7 @@ struct dray_info {
 	uint64_t waits_spun;  /* waits that ended while spinning */
 	uint64_t waits_slept; /* other waits, each with at least one system call */
 	uint64_t losses;      /* losses of the session, and failed attempts to open one */
-	/* why the session has neither a ring nor an arena; empty: it has both, or none was wanted */
+	/* why the session has no ring; empty: it has one, or none was wanted */
 	const char *no_ring;
 };
 

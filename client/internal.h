@@ -201,7 +201,8 @@ struct dray {
 	uint8_t agent_id[16];
 	char segment[257], version[65];
 	uint32_t ops_inline_max;
-	char no_ring[257]; /* why there is neither a ring nor an arena; empty: there is, or none is wanted */
+	char no_ring[257]; /* why there is no ring; empty: there is, or none is wanted */
+	bool arena_alone;  /* RING_OPEN asks for no ring, because the agent has refused one */
 	struct ring ring;
 	uint8_t *arena_base; /* NULL: no arena */
 	uint64_t arena_bytes;

@@ -192,7 +192,8 @@ static int message_make(struct dray *d, const struct request *r, struct message 
 	case DMSG_HELLO:
 		return encode_hello(d, r, msg);
 	case DMSG_RING_OPEN:
-		m.ring_open = (struct dmsg_ring_open){ d->ring_entries, d->arena_wanted };
+		m.ring_open = (struct dmsg_ring_open){ d->arena_alone ? 0 : d->ring_entries,
+						       d->arena_wanted };
 		return encode(d, r, &m);
 	case DMSG_TRANSFER_CANCEL:
 		m.transfer_cancel = (struct dmsg_transfer_cancel){ r->number };

@@ -126,6 +126,7 @@ void dc_session_hello_reply(struct dray *d, const struct dmsg_hello_reply *m, st
 	d->ops_inline_max = dray_min(m->ops_inline_max, (uint32_t)DMSG_OPS_INLINE_MAX);
 	memcpy(d->agent_id, m->agent_id, sizeof(d->agent_id));
 	d->no_ring[0] = '\0';
+	d->arena_alone = false;
 	snprintf(d->segment, sizeof(d->segment), "%.*s", (int)m->segment.n, m->segment.p);
 	snprintf(d->version, sizeof(d->version), "%.*s", (int)m->version.n, m->version.p);
 	if (m->flags & DMSG_HELLO_REPLY_FLAG_PIDFD && fds->n == 1)
@@ -180,11 +181,22 @@ static void open_ring(struct dray *d, const struct dmsg_ring_open_reply *m, int 
 		dc_session_break(d, DRAY_E_IO, "watching the ring: %s", dray_errno_text(errno));
 }
 
-/* The session works without a ring. */
-void dc_session_ring_refused(struct dray *d, struct dray_str why)
+static void restore_without_ring(struct dray *d, struct dray_str why)
 {
 	snprintf(d->no_ring, sizeof(d->no_ring), "%.*s", (int)why.n, why.p);
 	dc_session_restore(d);
+}
+
+/* The session works without a ring, and without an arena if that alone is refused as well. */
+void dc_session_ring_refused(struct dray *d, struct dray_str why)
+{
+	if (d->arena_alone) {
+		dc_session_restore(d);
+		return;
+	}
+	snprintf(d->no_ring, sizeof(d->no_ring), "%.*s", (int)why.n, why.p);
+	d->arena_alone = true;
+	advance(d, SESSION_RING, DMSG_RING_OPEN);
 }
 
 void dc_session_ring_reply(struct dray *d, const struct dmsg_ring_open_reply *m,
@@ -192,11 +204,11 @@ void dc_session_ring_reply(struct dray *d, const struct dmsg_ring_open_reply *m,
 {
 	if (d->fds_lost) {
 		/* the ring stays open in the agent */
-		dc_session_ring_refused(
-			d, dc_text("this process has no descriptors left for the ring"));
+		restore_without_ring(d,
+				     dc_text("this process has no descriptors left for the ring"));
 		return;
 	}
-	if (fds->n != (d->ring_entries ? 4 : 1) || (m->sq_entries != 0) != (d->ring_entries != 0)) {
+	if (fds->n != (d->arena_alone ? 1 : 4) || (m->sq_entries != 0) == d->arena_alone) {
 		dc_session_defect(d, "RING_OPEN was answered with %u descriptors", fds->n);
 		return;
 	}

@@ -97,9 +97,12 @@ def test_ring_bytes(new_agent):
     with agent.client(ring_entries=4096) as client, agent.wire() as other:
         names(expect("quota", other.open_ring, 256, 4096), "limits.ring_bytes_per_owner")
         other.open_ring(0, 4096)  # an arena alone
-        with agent.client() as third:  # goes on by messages, and says why
+        with agent.client() as third:  # goes on by messages and its arena, and says why
             assert third.info().ring_entries == 0
             assert "limits.ring_bytes_per_owner = " in third.info().no_ring
+            assert third.info().arena_bytes
+            remote = third.import_token(region(third, 16384).export())
+            third.write(region(third, 16384), remote, [(i, i, 1) for i in range(0, 16384, 2)]).result(LIMIT)
         assert client.info().no_ring == ""
         rows = [q for q in agent.ctl("quotas", "--json")["quotas"] if q["resource"] == "ring_bytes"]
         assert max(q["used"] for q in rows) == 772 << 10 and max(q["refused"] for q in rows) == 2

@@ -200,6 +200,9 @@ static void works_without_ring(void **state)
 	assert_true(info.connected);
 	assert_int_equal(info.ring_entries, 0);
 	assert_int_equal(info.arena_bytes, 0);
+	assert_string_equal(info.no_ring, "no ring for you");
+	assert_int_equal(fake_count(&client_fake, DMSG_RING_OPEN),
+			 2); /* the second one for an arena alone */
 	dray_disconnect(d);
 }
 

@@ -52,7 +52,7 @@ class Info(NamedTuple):
     in_flight: int
     segments: bool
     losses: int  # of the session, and failed attempts to open one
-    no_ring: str  # why the session has neither a ring nor an arena; empty: it has both
+    no_ring: str  # why the session has no ring; empty: it has one
 
 
 class _EventWait(Pending[Any]):
