@@ -18,16 +18,9 @@
 
 #define BACKLOG 128
 
-static const char setting_group[] = "setting the group of";
-
 static int failed(struct dray_err *reterr, const struct unix_listener_kind *kind, const char *path,
 		  const char *action, int err)
 {
-	if (action == setting_group)
-		return dray_err_set(
-			reterr, -err, err == EPERM ? DRAY_E_DENIED : DRAY_E_IO,
-			"%s.socket: %s %.100s: %s; set %s.group to a group of the agent's user",
-			kind->section, action, path, dray_errno_text(err), kind->section);
 	if (err == ENOENT || err == ENOTDIR)
 		return dray_err_set(
 			reterr, -err, DRAY_E_IO,
@@ -41,6 +34,15 @@ static int failed(struct dray_err *reterr, const struct unix_listener_kind *kind
 	return dray_err_set(reterr, -err, err == ENOSPC ? DRAY_E_NO_SPACE : DRAY_E_IO,
 			    "%s.socket: %s %.100s: %s", kind->section, action, path,
 			    dray_errno_text(err));
+}
+
+static int group_refused(struct dray_err *reterr, const struct unix_listener_kind *kind,
+			 const char *path, int err)
+{
+	return dray_err_set(
+		reterr, -err, err == EPERM ? DRAY_E_DENIED : DRAY_E_IO,
+		"%s.socket: setting the group of %.100s: %s; set %s.group to a group of the agent's user",
+		kind->section, path, dray_errno_text(err), kind->section);
 }
 
 static int served(struct dray_err *reterr, const struct unix_listener_kind *kind, const char *path)
@@ -102,13 +104,11 @@ static const char *bind_private(struct unix_listener *l, int type, const struct 
 	return bind(l->fd, (const struct sockaddr *)sa, sizeof(*sa)) < 0 ? "binding" : NULL;
 }
 
-/* The same: sets group, then mode, and listens. */
-static const char *publish(struct unix_listener *l, const char *path, mode_t mode, gid_t group)
+/* The same: sets the mode, and listens. */
+static const char *publish(struct unix_listener *l, const char *path, mode_t mode)
 {
 	struct stat st;
 
-	if (group != (gid_t)-1 && chown(path, (uid_t)-1, group) < 0)
-		return setting_group;
 	if (chmod(path, mode) < 0)
 		return "setting the mode of";
 	if (listen(l->fd, BACKLOG) < 0)
@@ -143,9 +143,13 @@ int unix_listener_bind(struct unix_listener *l, const struct unix_listener_kind 
 		r = served(reterr, kind, path);
 	} else if (action) {
 		r = failed(reterr, kind, path, action, errno);
-	} else if ((action = publish(l, path, mode, group))) {
-		r = failed(reterr, kind, path, action, errno);
-		unlink(path);
+	} else {
+		if (group != (gid_t)-1 && chown(path, (uid_t)-1, group) < 0)
+			r = group_refused(reterr, kind, path, errno);
+		else if ((action = publish(l, path, mode)))
+			r = failed(reterr, kind, path, action, errno);
+		if (r < 0)
+			unlink(path);
 	}
 	if (r < 0)
 		unix_listener_close(l);
