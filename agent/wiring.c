@@ -134,13 +134,15 @@ static void on_engine_gone(void *arg, dray_handle engine)
 	mooncake_client_gone(a->mooncake_client, engine);
 }
 
-static void on_session_closed(void *arg, dray_handle session, const char *name, const char *why)
+static void on_session_closed(void *arg, dray_handle session, const struct owner *owner,
+			      const char *name, const char *why)
 {
+	char subject[HISTORY_TEXT_BYTES], key[TENANT_BYTES + 12];
 	struct agent *a = arg;
-	char subject[HISTORY_TEXT_BYTES];
 
 	snprintf(subject, sizeof(subject), "%" PRIu64 " %s", session, name);
-	agent_record(a, "session", subject, "open", "closed", why);
+	snprintf(key, sizeof(key), "%s:%u", owner->tenant, owner->uid);
+	agent_record_session(a, key, subject, why);
 	agent_signal(a, DRAY_DBUS_SIGNAL_SESSION_CLOSED, "tss", session, name, why);
 }
 

@@ -161,6 +161,10 @@ struct drain_progress agent_drain_progress(struct agent *a);
 void agent_record(struct agent *a, const char *kind, const char *subject, const char *before,
 		  const char *after, const char *reason);
 
+/* The same for the end of a session. owner: see history_add(). */
+void agent_record_session(struct agent *a, const char *owner, const char *subject,
+			  const char *reason);
+
 /*
  * Sends a signal of dev.dray.Agent1, if there is a control socket. types: of the arguments, s, t or u. Bytes of texts that
  * are not UTF-8 are replaced.

@@ -16,10 +16,19 @@ void agent_signal(struct agent *a, const char *signal, const char *types, ...)
 	va_end(ap);
 }
 
+static void added(struct agent *a, uint64_t number)
+{
+	agent_signal(a, DRAY_DBUS_SIGNAL_EVENT_ADDED, "t", number);
+}
+
 void agent_record(struct agent *a, const char *kind, const char *subject, const char *before,
 		  const char *after, const char *reason)
 {
-	uint64_t number = history_add(a->history, kind, subject, before, after, reason);
+	added(a, history_add(a->history, kind, NULL, subject, before, after, reason));
+}
 
-	agent_signal(a, DRAY_DBUS_SIGNAL_EVENT_ADDED, "t", number);
+void agent_record_session(struct agent *a, const char *owner, const char *subject,
+			  const char *reason)
+{
+	added(a, history_add(a->history, "session", owner, subject, "open", "closed", reason));
 }

@@ -113,7 +113,10 @@
  * Where the time of transfers that ended ok went, for each transport and class that carried some.
  */
 #define DRAY_DBUS_METHOD_LIST_TRANSFER_TIMES "ListTransferTimes"
-/* The last 1,000 ends of sessions, and the last 1,000 other changes of state, oldest first. */
+/*
+ * The last 1,000 ends of sessions, of which the owner with the most loses its oldest, and the last
+ * 1,000 other changes of state, oldest first.
+ */
 #define DRAY_DBUS_METHOD_LIST_EVENTS "ListEvents"
 #define DRAY_DBUS_METHOD_LIST_SEGMENTS "ListSegments" /* Known segments. */
 /* Candidates for the preferred segment, best first, each with the reason for its rank. */

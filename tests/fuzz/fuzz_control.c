@@ -78,7 +78,7 @@ static void change(void)
 	signal_emit(DRAY_DBUS_SIGNAL_PEER_CHANGED, "tssss", (uint64_t)1, "10.0.0.1:7411", "ready",
 		    "closed", "\xff");
 	signal_emit(DRAY_DBUS_SIGNAL_EVENT_ADDED, "t",
-		    history_add(fake.agent.history, "rail", "\xff", "a", "b", "\xf0"));
+		    history_add(fake.agent.history, "rail", NULL, "\xff", "a", "b", "\xf0"));
 }
 
 static void play(int fd, const uint8_t *p, size_t n)

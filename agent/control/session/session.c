@@ -360,7 +360,7 @@ void session_close(struct session *s, uint32_t code, const char *message, const 
 	session_regions_close(s);
 	leases_session_gone(&s->leases);
 	if (s->owner->deps.closed)
-		s->owner->deps.closed(s->owner->deps.arg, s->handle, s->name, why);
+		s->owner->deps.closed(s->owner->deps.arg, s->handle, s->uid_owner, s->name, why);
 }
 
 void session_doom(struct session *s)

@@ -49,7 +49,8 @@ struct sessions_deps {
 	struct hints *hints;
 	struct segments *segments;
 	/* A session has begun to end. */
-	void (*closed)(void *arg, dray_handle session, const char *name, const char *why);
+	void (*closed)(void *arg, dray_handle session, const struct owner *owner, const char *name,
+		       const char *why);
 	/*
 	 * The environment for a launcher. profiles: terminated, separated by commas, "": env.profiles; DRAY_E_INVALID: an
 	 * unknown profile. The results are lines NAME=VALUE and NAME: reason, each with a newline, allocated for the
