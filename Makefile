@@ -219,6 +219,8 @@ $(B)/tests/unit/test_http_client: LIBS_test += -Wl,--wrap=socket
 $(B)/tests/unit/test_worker: LIBS_test += -Wl,--wrap=packet_new
 # It counts what is ranked, and the segments that are asked whether they may go.
 $(B)/tests/unit/test_segments: LIBS_test += -Wl,--wrap=preferred_rank,--wrap=segment_may_go
+# It has no memory for commands at times.
+$(B)/tests/unit/test_directory: LIBS_test += -Wl,--wrap=batch_new
 # It has no memory for policies at times.
 $(B)/tests/unit/test_store_tier: LIBS_test += -Wl,--wrap=policy_move
 # It has no DMA-BUF, and maps a file as one.

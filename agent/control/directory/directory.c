@@ -212,8 +212,8 @@ void directory_since(struct server *s, unsigned part, const redisReply *r)
 			dray_now().ns + (dray_min(ms, now) + INCOMPLETE_MS - now) * DRAY_NS_PER_MS;
 }
 
-/* Finds out since when the directory has its entries. */
-static void ask_since(struct server *s)
+/* Finds out since when the directory has its entries. False: that cannot be asked now. */
+static bool ask_since(struct server *s)
 {
 	const struct key_command since = { .kind = KEY_SINCE,
 					   .n_name = sizeof(SINCE) - 1,
@@ -223,9 +223,10 @@ static void ask_since(struct server *s)
 	s->d->since_ns = dray_now().ns;
 	s->d->complete_ns = INT64_MAX;
 	if (!b)
-		return;
+		return false;
 	batch_add(b, &since);
 	batch_send(b);
+	return true;
 }
 
 bool directory_is_complete(struct server *s)
@@ -247,8 +248,11 @@ void directory_used(struct directory *d)
 
 void directory_up(struct server *s)
 {
-	ask_since(s);
-	entries_begin(s->d);
+	/* the server is used when it has answered this */
+	if (ask_since(s))
+		entries_begin(s->d);
+	else
+		link_fail(s->link, DRAY_E_NO_MEMORY, "no memory for a command");
 }
 
 void directory_down(struct server *s, const struct dray_err *why)
