@@ -785,7 +785,11 @@ struct dray_config {
 		 * waits for it.
 		 */
 		int64_t slice_timeout;
-		int64_t deadline; /* Deadline of transfers that do not name their own. */
+		/*
+		 * Deadline of transfers that do not name their own, and of PIN and READ of the
+		 * store.
+		 */
+		int64_t deadline;
 		/*
 		 * A transfer that takes longer, apart from waiting for its wait word and for GPU
 		 * memory to be open, is logged with its path and the time of each stage; 0: no

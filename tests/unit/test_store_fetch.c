@@ -2186,6 +2186,31 @@ static void test_pin_at_the_end_of_a_drain(void **state)
 	told(DMSG_STORE_PIN_REPLY, 2, "B");
 }
 
+static void pass_time(int64_t ns)
+{
+	int64_t end_ns = rig.ring.worker->core.now_ns + ns;
+
+	while (dray_now().ns < end_ns)
+		;
+}
+
+/* It is answered without the object, and the session takes its next request. */
+static void test_pin_whose_deadline_passes(void **state)
+{
+	uint64_t before;
+
+	rig.ring.worker->core.cfg.deadline_ns = DRAY_NS_PER_MS;
+	begin_pin(2);
+	pass_time(DRAY_NS_PER_MS);
+	before = store_totals(rig.store).evictions;
+	worker_turn(rig.ring.worker, false);
+	assert_null(session()->begins);
+	assert_in_range(store_totals(rig.store).evictions - before, 0, 64);
+	told(DMSG_STORE_PIN_REPLY, 2, "B");
+	unpin(3, "a");
+	told(DMSG_STORE_UNPIN_REPLY, 3, "N");
+}
+
 static void test_pin_of_a_session_that_ends(void **state)
 {
 	begin_pin(2);
@@ -2302,16 +2327,12 @@ static void test_put_at_a_drain(void **state)
 /* It passes while the PUT evicts. */
 static void test_put_whose_deadline_passes_before_its_copy(void **state)
 {
-	int64_t end_ns;
-
 	fill();
 	put(2, rig.region, 1);
 	worker_turn(rig.ring.worker, false);
 	worker_turn(rig.ring.worker, false);
 	assert_non_null(session()->begins);
-	end_ns = rig.ring.worker->core.now_ns + DRAY_NS_PER_MS;
-	while (dray_now().ns < end_ns)
-		;
+	pass_time(DRAY_NS_PER_MS);
 	worker_turn(rig.ring.worker, false);
 	assert_null(session()->begins);
 	put_answered(2, DRAY_E_DEADLINE, "TTTT");
@@ -2341,6 +2362,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_pin_during_a_drain, set_up_with_disk,
 						tear_down_with_disk),
 		cmocka_unit_test_setup_teardown(test_pin_at_the_end_of_a_drain, set_up_with_disk,
+						tear_down_with_disk),
+		cmocka_unit_test_setup_teardown(test_pin_whose_deadline_passes, set_up_with_disk,
 						tear_down_with_disk),
 		cmocka_unit_test_setup_teardown(test_pin_of_a_session_that_ends, set_up_with_disk,
 						tear_down_with_disk),

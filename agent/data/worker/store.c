@@ -232,7 +232,8 @@ static bool loads_first(struct wsession *s, const struct store_call *q, const ui
 {
 	/* carrying it out says what is wrong with it */
 	struct dray_err err = DRAY_ERR_NULL;
-	struct loads l = { .at = 0 };
+	struct core *c = &s->worker->core;
+	struct loads l = { .end_ns = c->now_ns + c->cfg.deadline_ns };
 	int n;
 
 	/* a drain waits for those that have begun */

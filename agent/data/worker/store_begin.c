@@ -85,6 +85,13 @@ static void begin_leave(struct store_begin *g)
 	dray_list_del(&g->link);
 }
 
+static bool begin_is_late(const struct store_begin *g)
+{
+	const struct worker *w = g->session->worker;
+
+	return g->batch ? batch_is_late(w, g->batch) : w->core.now_ns >= g->loads.end_ns;
+}
+
 static void begin_stop(struct store_begin *g, uint32_t code)
 {
 	struct wsession *s = g->session;
@@ -119,7 +126,7 @@ void store_begin_on(struct wsession *s)
 	struct store_begin *g = s->begins;
 	struct dray_err err = DRAY_ERR_NULL;
 
-	if (g->batch && batch_is_late(s->worker, g->batch)) {
+	if (begin_is_late(g)) {
 		begin_stop(g, DRAY_E_DEADLINE);
 		return;
 	}

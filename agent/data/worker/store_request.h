@@ -31,7 +31,8 @@ void store_carry_out(struct wsession *s, const struct store_call *q, const union
 /* Before a PIN or READ is carried out: what is only on disk gets room in memory. */
 struct loads {
 	struct store_member *member;
-	uint32_t at; /* the next key */
+	int64_t end_ns; /* the deadline: it is carried out without the rest */
+	uint32_t at;    /* the next key */
 	struct turns_share share;
 	struct store_effort effort;
 };
