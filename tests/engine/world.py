@@ -166,7 +166,7 @@ class Grants:
 
     busy = False
 
-    def give(self, label, region, ranges, expiry, access="r", audience=None, patient=False):
+    def give(self, label, region, ranges, expiry, access="r", audience=None, load=None):
         assert ranges is not None and len(ranges)
         grant = Grant(self, label, region.rank, ranges, access)
         grant.audience = audience
@@ -189,7 +189,7 @@ class Grants:
         for hold in grant.holds:
             self.world.lose(hold, errors.Revoked("the right has ended"))
 
-    def acquire(self, token, request_id, patient=False):
+    def acquire(self, token, request_id, load=None):
         hold = Hold(self.world, self.world.tokens.get(token))
         self.world.act(self.world.acquired, self.side, hold)
         return hold

@@ -231,3 +231,76 @@ def test_a_right_for_another_agent(parties):
     assert isinstance(acquired(p, grant.token).error, errors.TokenAudience)
     d.grants.end(grant)
     until(lambda: d.poll(), "the end")
+
+
+class Few:
+    """The rights of a session that may have two at a time. kind: "remotes", which it acquires, or "leases", which it gives."""
+
+    def __init__(self, kind, p, d):
+        self.kind, self.p, self.d = kind, p, d
+
+    def ask(self, load, count):
+        if self.kind == "leases":
+            return [self.d.grants.give("a request", self.d.region, RANGES, 30.0, load=load) for _ in range(count)]
+        return [self.d.grants.acquire(given(self.p).token, "a request", load) for _ in range(count)]
+
+    def end(self, *rights):
+        for right in rights:
+            right.release() if self.kind == "remotes" else self.d.grants.end(right)
+
+    def has(self, *rights):
+        self.d.poll()
+        return all(right.remote if self.kind == "remotes" else right.token for right in rights)
+
+
+@pytest.fixture(params=["remotes", "leases"])
+def few(request, new_agent):
+    agent = new_agent("few", settings={f"limits.{request.param}_per_session": 2})
+    with Party(new_agent("other") if request.param == "leases" else agent, "p") as p, Party(agent, "d") as d:
+        yield Few(request.param, p, d)
+
+
+def test_a_load_that_waits_goes_before_one_that_comes_later(few):
+    """Otherwise each would have one right, and would wait for the one that the other has."""
+    first, = few.ask("first", 1)
+    until(lambda: few.has(first), "a right")
+    waiting = few.ask("waiting", 2)
+    until(lambda: few.d.poll() is not None and waiting[1].limit, "the limit")
+    few.end(first)
+    later = few.ask("later", 2)
+    until(lambda: few.has(*waiting), "both rights of the load that waits")
+    assert not any(few.has(right) for right in later)
+    few.end(*waiting)
+    until(lambda: few.has(*later), "both rights of the later load")
+    few.end(*later)
+
+
+@pytest.mark.parametrize("few", ["remotes"], indirect=True)
+def test_loads_that_wait_for_each_other(few):
+    """A right becomes free while both are asked for theirs. The younger load is given up, so that the other one goes on."""
+    first, = few.ask("first", 1)
+    until(lambda: few.has(first), "a right")
+    tokens = [given(few.p).token for _ in range(4)]
+    older = [few.d.grants.acquire(token, "a request", "older") for token in tokens[:2]]
+    few.end(first)
+    younger = [few.d.grants.acquire(token, "a request", "younger") for token in tokens[2:]]
+    until(lambda: few.d.poll() is not None and younger[1].lost, "the end of the younger load")
+    assert isinstance(younger[1].error, errors.Quota) and younger[0].remote and not younger[0].lost
+    few.end(*younger)
+    until(lambda: few.has(*older), "both rights of the older load")
+    few.end(*older)
+
+
+def test_a_load_that_needs_more_than_a_limit_allows(few):
+    """It waits, because other sessions may have what it needs. Its end leaves nothing behind."""
+    rights, limits = few.ask("load", 3), []
+
+    def limited():
+        few.has()
+        limits.extend(right.limit for right in rights if right.limit and right.limit not in limits)
+        return len(limits) > 3
+
+    until(limited, "the refusals")
+    assert few.has(*rights[:2]) and not any(right.error for right in rights)
+    few.end(*rights)
+    until(lambda: few.d.poll() is not None and not (few.d.grants.busy or len(few.d.grants)), "the end of all rights")

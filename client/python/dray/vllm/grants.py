@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 from .. import _schema as s
@@ -35,65 +35,78 @@ def _label(request_id: str) -> str:
     return text.encode()[:s.LABEL_MAX].decode(errors="ignore")
 
 
-class Grant:
-    """The owner's side of one right. how: one of the constants once it has ended, None before.
+class _Right:
+    """What both sides of a right have in common. load: what waits for limits of the agent until it has all of its rights; None: a limit is an error.
 
-    While `how` is None, the holder may use the blocks. label: the request. error: why there is no right. limit: why it is asked for again.
+    error: why there is no right. limit: why it is asked for again.
     """
 
-    __slots__ = ("_lease", "_unwanted", "error", "how", "label", "limit")
+    __slots__ = ("_start", "_unwanted", "error", "limit", "load")
 
-    def __init__(self, label: str) -> None:
-        self.label = label
-        self.how: str | None = None
+    def __init__(self, load: Hashable | None, start: Callable[[], Pending[Any]]) -> None:
+        """start: asks the agent."""
+        self.load, self._start = load, start
         self.error: errors.Error | None = None
         self.limit: errors.Error | None = None
-        self._lease: Lease | None = None
         self._unwanted = False  # to be ended as soon as the agent has answered
+
+    def _answered(self, error: errors.Error | None, pending: Pending[Any] | None) -> None:
+        """Takes the agent's answer, or why there is none."""
+        raise NotImplementedError
+
+
+class Grant(_Right):
+    """The owner's side of one right. how: one of the constants once it has ended, None before.
+
+    While `how` is None, the holder may use the blocks. label: the request.
+    """
+
+    __slots__ = ("_grants", "_lease", "how", "label")
+
+    def __init__(self, grants: Grants, label: str, load: Hashable | None, start: Callable[[], Pending[Lease]]) -> None:
+        super().__init__(load, start)
+        self._grants, self.label = grants, label
+        self.how: str | None = None
+        self._lease: Lease | None = None
 
     @property
     def token(self) -> str | None:
         """Text for the holder; None until the agent has answered."""
         return str(self._lease.token) if self._lease is not None else None
 
+    def _answered(self, error: errors.Error | None, pending: Pending[Lease] | None) -> None:
+        self._grants._asked.discard(self)
+        if pending is None or error is not None:
+            self.error, self.how = error, AGENT_LOST
+            self._grants._ended.append(self)
+            return
+        self._lease = pending.result(0)
+        self._grants._given[self._lease.handle] = self
+        if self._unwanted:
+            self._grants.end(self)
 
-class Hold:
-    """The holder's side of one right. remote: None until the owner's agent has answered. error: why there is none. limit: why it is asked for again."""
 
-    __slots__ = ("_ask", "_leaving", "_pending", "_postpone", "_released", "_renewal", "_renewed", "error", "limit", "remote")
+class Hold(_Right):
+    """The holder's side of one right. remote: None until the owner's agent has answered."""
 
-    def __init__(self, ask: Callable[[], Pending[Remote]], leaving: set[Hold], postpone: Callable[[Callable[[], None]], None] | None) -> None:
-        """postpone: of what is called later; None: a limit is an error."""
-        self._ask, self._leaving, self._postpone = ask, leaving, postpone
-        self._released = False
-        self.error: errors.Error | None = None
-        self.limit: errors.Error | None = None
+    __slots__ = ("_grants", "_renewal", "_renewed", "_settled", "remote")
+
+    def __init__(self, grants: Grants, load: Hashable | None, start: Callable[[], Pending[Remote]]) -> None:
+        super().__init__(load, start)
+        self._grants = grants
+        self._settled = False
         self._renewed = 0.0
         self._renewal: Pending[float] | None = None
         self.remote: Remote | None = None
-        self._begin()
 
-    def _begin(self) -> None:
-        self._pending = self._ask()
-        self._pending.add_done_callback(self._answered)
-
-    def _again(self) -> None:
-        if not self._released:
-            try:
-                self._begin()
-            except errors.Error as e:
-                self.error = e
-
-    def _answered(self, pending: Pending[Remote]) -> None:
-        error = pending.error()
-        if isinstance(error, errors.Quota) and self._postpone is not None:
-            self.limit = error
-            self._postpone(self._again)
-            return
-        self.error = error
-        if error is None:
+    def _answered(self, error: errors.Error | None, pending: Pending[Remote] | None) -> None:
+        self.error, self._settled = error, True
+        if pending is not None and error is None:
             self.remote = pending.result(0)
             self._renewed = time.monotonic()
+            self._grants._held.add(self)
+        if self._unwanted:
+            self._finish()
 
     @property
     def lost(self) -> errors.Error | None:
@@ -114,19 +127,23 @@ class Hold:
 
     def release(self) -> None:
         """Says to the owner that the blocks will not be touched any more. Does not wait; may be called early, and twice."""
-        if not self._released:
-            self._released = True
-            self._leaving.add(self)
-            self._pending.add_done_callback(lambda _: self._finish())
+        if not self._unwanted:
+            self._unwanted = True
+            self._grants._leaving.add(self)
+            if self._settled:
+                self._finish()
 
     def _finish(self) -> None:
-        self._leaving.discard(self)
+        held = self._grants._held
+        self._grants._leaving.discard(self)
         remote, self.remote = self.remote, None
-        if remote is not None and remote.lost is None:
-            try:
-                remote.release(wait=False)
-            except errors.Error:
-                pass  # lost just now, which ends the right as well
+        try:
+            if remote is not None and remote.lost is None:
+                remote.release(wait=False).add_done_callback(lambda _: held.discard(self))
+                return
+        except errors.Error:
+            pass  # lost just now, which ends the right as well
+        held.discard(self)
 
 
 def give_back(borrowed: dict[int, Remote]) -> None:
@@ -144,9 +161,13 @@ class Grants:
         self._client = client
         self._given: dict[int, Grant] = {}  # by the lease's handle
         self._asked: set[Grant] = set()  # for which the agent has not answered
+        self._held: set[Hold] = set()  # of which the agent has a remote
         self._ended: deque[Grant] = deque()
         self._leaving: set[Hold] = set()  # released before the owner's agent has answered
-        self._later: deque[tuple[float, Callable[[], None]]] = deque()  # when it is called
+        self._waiting: dict[_Right, bool] = {}  # rights of loads that are not there, the oldest first; whether the agent is asked for them now
+        self._limited = False  # some of them wait for a limit
+        self._again = 0.0  # when they are asked for again
+        self._stuck: dict[type[_Right], set[_Right]] = {}  # all rights, when others were last asked for, if only loads had them that wait
         self._looks = Looks()
         self.on_event: Callable[[Any], None] = lambda event: None
 
@@ -160,53 +181,21 @@ class Grants:
         return bool(self._leaving) or any(grant._unwanted for grant in self._asked)
 
     def give(self, label: str, region: Region, ranges: Any, expiry: float, access: str = "r",
-             audience: bytes | None = None, holders: int = 1, patient: bool = False) -> Grant:
+             audience: bytes | None = None, holders: int = 1, load: Hashable | None = None) -> Grant:
         """Starts to give a right on `ranges` of a region, which ends after `expiry` seconds unless it is renewed.
 
         access: "r" to read them, "w" to write them. holders: how many engines use it. audience: id of the holder's agent, which gets the right
-        at once; None: any agent, which asks for it. patient: a limit of the agent is waited for, until end().
+        at once; None: any agent, which asks for it. load: waits for a limit of the agent, until end().
         """
-        grant = Grant(label)
-
-        def ask() -> None:
-            pending = region.lease(ranges, access=access, expiry=expiry, holders=holders, audience=audience,
-                                   grant=audience is not None, wait=False)
-            self._asked.add(grant)
-            pending.add_done_callback(lambda p: self._answered(grant, p, again if patient else None))
-
-        def again() -> None:
-            try:
-                if grant._unwanted:
-                    raise grant.limit or errors.Cancelled()
-                ask()
-            except errors.Error as e:
-                self._refused(grant, e)
-
-        ask()
+        grant = Grant(self, label, load, lambda: region.lease(
+            ranges, access=access, expiry=expiry, holders=holders, audience=audience, grant=audience is not None, wait=False))
+        self._asked.add(grant)
+        try:
+            self._ask(grant)
+        except errors.Error:
+            self._asked.discard(grant)
+            raise
         return grant
-
-    def _postpone(self, call: Callable[[], None]) -> None:
-        self._later.append((time.monotonic() + _AGAIN, call))
-
-    def _refused(self, grant: Grant, error: errors.Error) -> None:
-        self._asked.discard(grant)
-        grant.error, grant.how = error, AGENT_LOST
-        self._ended.append(grant)
-
-    def _answered(self, grant: Grant, pending: Pending[Lease], again: Callable[[], None] | None) -> None:
-        error = pending.error()
-        if isinstance(error, errors.Quota) and again is not None:
-            grant.limit = error
-            self._postpone(again)
-            return
-        if error is not None:
-            self._refused(grant, error)
-            return
-        self._asked.discard(grant)
-        lease = grant._lease = pending.result(0)
-        self._given[lease.handle] = grant
-        if grant._unwanted:
-            self.end(grant)
 
     def end(self, grant: Grant) -> None:
         """Ends a right: after the fence the holder does not touch the blocks any more, and poll() reports it."""
@@ -217,10 +206,71 @@ class Grants:
             except errors.Error:
                 pass  # without a session the lease ends by itself
 
-    def acquire(self, token: str, request_id: str, patient: bool = False) -> Hold:
-        """Starts to acquire a right for a request. patient: a limit of the agent is waited for, until release(). errors.TokenInvalid."""
+    def acquire(self, token: str, request_id: str, load: Hashable | None = None) -> Hold:
+        """Starts to acquire a right for a request. load: waits for a limit of the agent, until release(). errors.TokenInvalid."""
         # Without a limit of ours an address that refuses ends the request at once.
-        return Hold(lambda: self._client.acquire(token, label=_label(request_id), wait=False), self._leaving, self._postpone if patient else None)
+        hold = Hold(self, load, lambda: self._client.acquire(token, label=_label(request_id), wait=False))
+        self._ask(hold)
+        return hold
+
+    # --- limits of the agent ------------------------------------------------------------------------
+
+    def _ask(self, right: _Right) -> None:
+        """Asks for a right. While older loads wait for a limit it is only asked for behind theirs: it could be one of those that they need."""
+        if right.load is None:
+            self._begin(right)
+            return
+        self._waiting[right] = not self._limited
+        if not self._limited:
+            try:
+                self._begin(right)
+            except errors.Error:
+                del self._waiting[right]
+                raise
+
+    def _begin(self, right: _Right) -> None:
+        right._start().add_done_callback(lambda pending: self._take(right, pending))
+
+    def _take(self, right: _Right, pending: Pending[Any]) -> None:
+        error = pending.error()
+        if isinstance(error, errors.Quota) and right.load is not None:
+            right.limit, self._waiting[right], self._limited = error, False, True
+            self._again = time.monotonic() + _AGAIN
+        else:
+            self._settle(right, error, pending)
+
+    def _settle(self, right: _Right, error: errors.Error | None, pending: Pending[Any] | None = None) -> None:
+        self._waiting.pop(right, None)
+        right._answered(error, pending)
+
+    def _ask_again(self) -> None:
+        for right in [right for right, asked in self._waiting.items() if right._unwanted and not asked]:
+            self._settle(right, right.limit or errors.Cancelled())
+        self._stuck = {Grant: self._part(Grant, self._given.values()), Hold: self._part(Hold, (hold for hold in self._held if not hold.lost))}
+        self._limited = any(right.limit for right in self._waiting)
+        for right in [right for right, asked in self._waiting.items() if not asked]:
+            self._waiting[right] = True
+            try:
+                self._begin(right)
+            except errors.Error as e:
+                self._settle(right, e)
+
+    def _part(self, kind: type[_Right], present: Iterable[_Right]) -> set[_Right]:
+        """Gives up the youngest load if several wait for a limit, and nobody else has rights: none of them would go on.
+
+        Returns all rights; empty if a load can go on.
+        """
+        limited = [right for right in self._waiting if right.limit and isinstance(right, kind)]
+        rights, loads = set(present), dict.fromkeys(right.load for right in limited)
+        having = {right.load for right in rights}
+        if len(having) < 2 or not having <= loads.keys() or any(self._waiting.values()):
+            return set()
+        if rights == self._stuck.get(kind):  # also when the others were asked for the last time
+            youngest = [load for load in loads if load in having][-1]
+            for right in limited:
+                if right.load == youngest:
+                    self._settle(right, right.limit)
+        return rights
 
     def poll(self, rest: float = 0.0, awaited: bool = True) -> list[Grant]:
         """Handles what the agent has sent, or sends within `rest` seconds; returns the rights that have ended, each once.
@@ -229,9 +279,8 @@ class Grants:
         """
         if self._looks.due(awaited or bool(self._given or self._asked or self._leaving)):
             self._client.process(rest)
-        now = time.monotonic() if self._later else 0.0
-        while self._later and self._later[0][0] <= now:
-            self._later.popleft()[1]()
+        if self._limited and time.monotonic() >= self._again:
+            self._ask_again()
         taken = self._client.events
         while taken:
             event = taken.popleft()

@@ -173,7 +173,7 @@ class Receiver:
             info = self._ranks.info(rank)
             wanted = [group[load.first // of.tokens:] for group, of in zip(ids, info.groups, strict=True)]
             ranges = layouts.ranges(info.layout, info.groups, wanted)
-            load.grants.append(self._grants.give(load.request_id, region, ranges, self._options.deadline + _MARGIN, "w", agent, patient=True))
+            load.grants.append(self._grants.give(load.request_id, region, ranges, self._options.deadline + _MARGIN, "w", agent, load=load))
 
     def finished(self, request: Request) -> None:
         """The request has ended; nothing is loaded for it any more."""

@@ -205,7 +205,7 @@ class Sender:
                     f"{len(announcement.blocks)} groups of blocks and {len(announcement.tokens)} rights",
                     fix="Let the router send the same prompt to both engines.")
             for rank, token in zip(send.layout.ranks, announcement.tokens, strict=True):
-                send.holds[rank.rank] = self._grants.acquire(token, send.request.request_id, patient=True)
+                send.holds[rank.rank] = self._grants.acquire(token, send.request.request_id, load=send)
         except errors.Error as e:
             self._give_up(send, e)
             self._tidy(send)

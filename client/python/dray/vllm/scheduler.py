@@ -223,7 +223,7 @@ class SchedulerSide:
         # Rights that are not used are released, so that P gets its blocks back at once.
         for index, token in enumerate(tokens):
             try:
-                hold = self._grants.acquire(token, request_id, patient=True)
+                hold = self._grants.acquire(token, request_id, load=rights)
             except errors.Error as e:
                 rights.error = rights.error or e
                 continue
