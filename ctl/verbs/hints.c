@@ -50,21 +50,25 @@ static int forget(struct ctl *c)
 	struct ctl_json j = CTL_JSON(c->out);
 	struct hint h = { .segment = "" };
 	uint32_t n;
-	int ret;
+	int unread = 0, ret;
 
 	if ((!all && hint_parse(c, CTL_OPTION_FORGET, &h) < 0) ||
 	    ctl_bus_call(c, DRAY_DBUS_METHOD_FORGET_HINTS, &reply, "ssb", h.scope, h.segment,
 			 (int)all) < 0)
 		return -1;
 	ret = sd_bus_message_read(reply, "u", &n);
+	/* an older agent does not say that */
+	if (ret > 0 && !sd_bus_message_at_end(reply, true))
+		ret = sd_bus_message_read(reply, "b", &unread);
 	if (ret <= 0)
 		return ctl_bus_bad_reply(c, DRAY_DBUS_METHOD_FORGET_HINTS, ret);
 	if (c->format == CTL_JSON)
-		ctl_json_record(&j, NULL, J_UINT("forgotten", n));
+		ctl_json_record(&j, NULL, J_UINT("forgotten", n), J_BOOL("unread", unread));
 	else if (c->format == CTL_PLAIN)
 		fprintf(c->out, "%" PRIu32 "\n", n);
 	else
-		fprintf(c->out, "%" PRIu32 " hint%s forgotten\n", n, n == 1 ? "" : "s");
+		fprintf(c->out, "%" PRIu32 " hint%s forgotten%s\n", n, n == 1 ? "" : "s",
+			unread ? ", and those of the database, which cannot be read yet" : "");
 	return CTL_EXIT_OK;
 }
 

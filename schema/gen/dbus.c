@@ -28,7 +28,7 @@ const struct dray_dbus_method dray_dbus_methods[39] = {
 	{ "FindMooncakeObject", "aa{sv}", true },
 	{ "ListHints", "aa{sv}", false },
 	{ "SetHint", "", true },
-	{ "ForgetHints", "u", true },
+	{ "ForgetHints", "ub", true },
 	{ "ListEnvironment", "aa{sv}", false },
 	{ "DumpConfig", "aa{sv}", false },
 	{ "Reload", "asas", true },

@@ -202,7 +202,7 @@ static const sd_bus_vtable dbus_vtable[] = {
 		SD_BUS_VTABLE_UNPRIVILEGED),
 	SD_BUS_METHOD_WITH_NAMES("ForgetHints", "ssb",
 		SD_BUS_PARAM(scope) SD_BUS_PARAM(segment) SD_BUS_PARAM(all),
-		"u", SD_BUS_PARAM(count), dbus_method_forget_hints,
+		"ub", SD_BUS_PARAM(count) SD_BUS_PARAM(unread), dbus_method_forget_hints,
 		SD_BUS_VTABLE_UNPRIVILEGED),
 	SD_BUS_METHOD_WITH_NAMES("ListEnvironment", "as", SD_BUS_PARAM(profiles),
 		"aa{sv}", SD_BUS_PARAM(variables), dbus_method_list_environment,

@@ -6,6 +6,7 @@
  *   {"state": "draining"}                                     the property State
  *   {"errors": {"SetHint": ["org...Error.AccessDenied", "no"]}}
  *   {"hang": true}                                            calls are no longer answered
+ *   {"unread": true}                                          stored hints cannot be read yet
  *   {"drop": true}                                            every connection is closed
  *   {"signal": ["SegmentChanged", "a:1", "probing", "ready", "it answers"]}
  * Each line of standard output is a JSON array: a call's member and arguments, or ["done"] for a line of input.
@@ -43,7 +44,7 @@ static struct {
 	unsigned n_buses;
 	json_t *records, *errors;
 	char state[32];
-	bool hang;
+	bool hang, unread;
 } fake = { .state = "running" };
 
 static void say(json_t *what)
@@ -144,7 +145,7 @@ static int answer(sd_bus_message *m, void *userdata, sd_bus_error *reterr)
 	if (!strcmp(member, "GetAll"))
 		sd_bus_message_append(reply, "a{sv}", 1, DRAY_DBUS_PROPERTY_STATE, "s", fake.state);
 	if (!strcmp(member, "ForgetHints"))
-		sd_bus_message_append(reply, "u", 2);
+		sd_bus_message_append(reply, "ub", 2, fake.unread);
 	for (size_t i = 0; i < DRAY_ARRAY_SIZE(lists); i++)
 		if (!strcmp(member, lists[i].member))
 			list_append(reply, lists[i].fields, lists[i].n,
@@ -209,6 +210,8 @@ static void obey(json_t *j)
 		json_object_update(fake.errors, v);
 	if ((v = json_object_get(j, "state")))
 		snprintf(fake.state, sizeof(fake.state), "%s", json_string_value(v));
+	if ((v = json_object_get(j, "unread")))
+		fake.unread = json_is_true(v);
 	if ((v = json_object_get(j, "hang")))
 		fake.hang = json_is_true(v);
 	if (json_object_get(j, "drop"))

@@ -562,6 +562,8 @@ def test_hints(fake):
     assert fake.called("ForgetHints") == ["ForgetHints", "", "", False]
     fake.run("hints", "--forget-all")
     assert fake.called("ForgetHints") == ["ForgetHints", "", "", True]
+    fake.be(unread=True)
+    assert fake.run("hints", "--forget-all")[0] == "2 hints forgotten, and those of the database, which cannot be read yet\n"
     for wrong in (["--set", "llama"], ["--set", "llama=host"], ["--set", "llama=host:0"], ["--set", "x" * 257 + "=a:1"], ["--score", "1"],
                   ["--set=x=a:1", "--score=-1"], ["--set=x=a:1", "--ttl=1ms"], ["--ttl", "1h"], ["--set=x=a:1", "--forget-all"],
                   ["--forget=x", "--forget-all"]):

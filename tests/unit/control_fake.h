@@ -476,6 +476,12 @@ int hints_put(struct hints *h, const struct hint_put *put, struct dray_err *rete
 	return 0;
 }
 
+bool hints_are_unread(const struct hints *h)
+{
+	(void)h;
+	return true;
+}
+
 uint32_t hints_forget(struct hints *h, const char *scope, const char *segment, bool all)
 {
 	(void)h;

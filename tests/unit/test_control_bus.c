@@ -492,6 +492,7 @@ static void hints_are_put_and_forgotten(void **state)
 	sd_bus *bus = client(true);
 	sd_bus_message *m;
 	uint32_t n = 0;
+	int unread = 0;
 
 	m = call_with(bus, "SetHint", &err, "ssut", "llama", "a:1", 5u, 60000ull);
 	assert_non_null(m);
@@ -504,9 +505,10 @@ static void hints_are_put_and_forgotten(void **state)
 	assert_true(sd_bus_error_has_name(&err, SD_BUS_ERROR_LIMITS_EXCEEDED));
 	sd_bus_error_free(&err);
 	m = call_with(bus, "ForgetHints", &err, "ssb", "llama", "", 0);
-	assert_true(m && sd_bus_message_read(m, "u", &n) > 0);
+	assert_true(m && sd_bus_message_read(m, "ub", &n, &unread) > 0);
 	sd_bus_message_unref(m);
 	assert_int_equal(n, 3);
+	assert_true(unread);
 	assert_string_equal(fake.hint, "llama=any 0");
 	sd_bus_flush_close_unref(bus);
 }

@@ -324,14 +324,15 @@ CHANGE(evict_store)
 CHANGE(forget_hints)
 {
 	const char *scope, *segment;
+	int all, unread, ret;
 	uint32_t count;
-	int all, ret;
 
 	ret = sd_bus_message_read(m, "ssb", &scope, &segment, &all);
 	if (ret < 0)
 		return ret;
+	unread = hints_are_unread(a->hints);
 	count = hints_forget(a->hints, scope, *segment ? segment : NULL, all);
-	if (count)
-		LOG_CHANGE(c, "%u hints forgotten", count);
-	return sd_bus_reply_method_return(m, "u", count);
+	if (count || unread)
+		LOG_CHANGE(c, "%u hints forgotten%s", count, unread ? ", and unread ones" : "");
+	return sd_bus_reply_method_return(m, "ub", count, unread);
 }

@@ -439,7 +439,7 @@ bool hints_forget_client(struct hints *h, const char *scope, const struct hint_o
 
 	supersede_client(h, scope, owner);
 	if (!e)
-		return false;
+		return hints_are_unread(h);
 	hints_remove(h, e);
 	hints_arm(h);
 	return true;

@@ -125,13 +125,16 @@ bool hint_is_visible(const struct hint *hint, const struct hint_owner *viewer);
 bool hints_best(struct hints *h, const char *scope, const struct hint_owner *viewer,
 		struct hint *ret);
 
-/* Drops hints of all sources. segment NULL: any; all: of every scope, and `scope` is ignored. Returns how many. */
+/* Stored hints cannot be read yet. What forgets hints also forgets those, and does not know whether there are any. */
+bool hints_are_unread(const struct hints *h);
+
+/* Drops hints of all sources. segment NULL: any; all: of every scope, and `scope` is ignored. Returns how many of those that were read. */
 uint32_t hints_forget(struct hints *h, const char *scope, const char *segment, bool all);
 
 /* Drops the hints for the whole node (scope "") that were not given, except those for this segment. */
 void hints_forget_found(struct hints *h, const char *segment);
 
-/* Drops the hint of clients of this owner for the scope. False: there is none. */
+/* Drops the hint of clients of this owner for the scope. False: there is none, also among stored ones. */
 bool hints_forget_client(struct hints *h, const char *scope, const struct hint_owner *owner);
 
 /* Each live hint. The hints of a scope come together, the effective one first; scopes come in no order. */

@@ -102,13 +102,18 @@ static void supersede_all(struct hints *h)
 	h->all_superseded = true;
 }
 
+bool hints_are_unread(const struct hints *h)
+{
+	return state_has_unread(h->deps.state);
+}
+
 void hints_supersede(struct hints *h, const struct hint_put *rows)
 {
 	struct superseded *s = NULL;
 	char key[KEY_BYTES];
 	size_t n, bytes;
 
-	if (!state_has_unread(h->deps.state)) {
+	if (!hints_are_unread(h)) {
 		hints_free_superseded(h);
 		return;
 	}
