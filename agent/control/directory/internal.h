@@ -53,7 +53,9 @@ struct servers {
 	struct server
 		*v[SERVERS_MAX]; /* the first one is that of store.directory, or of its sentinels */
 	unsigned n;
-	struct cluster_map *map;                    /* NULL: it is no cluster */
+	struct cluster_map *map; /* NULL: it is no cluster */
+	struct cluster_map
+		*said; /* what a server has said last, without redirections; NULL: nothing */
 	struct server *mapped[CLUSTER_SERVERS_MAX]; /* those of the map */
 	int64_t asked_ns;                           /* when a server was asked for the map */
 	unsigned turn;                              /* of the servers: which is asked next */

@@ -225,22 +225,34 @@ static void leave_others(struct directory *d, const struct server *answers)
 	}
 }
 
-/* Takes the map over. False: nothing has changed. */
-static bool map_take(struct directory *d, struct cluster_map *map)
+/* Another server has a slot, or none. Each server may list them in an order of its own. */
+static bool is_changed(const struct cluster_map *from, const struct cluster_map *to)
 {
-	struct server *mapped[CLUSTER_SERVERS_MAX] = { NULL };
-	struct servers *ss = &d->servers;
-	bool changed = !ss->map;
+	uint8_t was[1 + CLUSTER_SERVERS_MAX] = { 0 };
 
+	for (unsigned i = 0; i < to->n; i++) {
+		was[i + 1] = UINT8_MAX;
+		for (unsigned k = 0; k < from->n; k++)
+			if (same(&to->servers[i], &from->servers[k]))
+				was[i + 1] = (uint8_t)(k + 1);
+	}
+	for (unsigned i = 0; i < CLUSTER_SLOTS; i++)
+		if (from->of[i] != was[to->of[i]])
+			return true;
+	return false;
+}
+
+/* Takes the map over. False: no memory. */
+static bool map_take(struct directory *d, const struct cluster_map *map)
+{
+	struct servers *ss = &d->servers;
+
+	if (!map_make(ss))
+		return false;
+	*ss->map = *map;
 	for (unsigned i = 0; i < map->n; i++)
-		mapped[i] = server_at(d, &map->servers[i]);
-	for (unsigned i = 0; i < CLUSTER_SLOTS && !changed; i++)
-		changed = !ss->map->of[i] != !map->of[i] ||
-			  (map->of[i] && ss->mapped[ss->map->of[i] - 1] != mapped[map->of[i] - 1]);
-	free(ss->map);
-	ss->map = map;
-	memcpy(ss->mapped, mapped, sizeof(mapped));
-	return changed;
+		ss->mapped[i] = server_at(d, &map->servers[i]);
+	return true;
 }
 
 /* The server of store.directory is part of no cluster any more. */
@@ -255,6 +267,7 @@ static void map_forget(struct directory *d)
 	struct servers *ss = &d->servers;
 
 	free(dray_take(ss->map));
+	free(dray_take(ss->said));
 	leave_others(d, ss->v[0]);
 	/* it lacks the entries of the others */
 	entries_begin(d);
@@ -263,7 +276,8 @@ static void map_forget(struct directory *d)
 void servers_answer(struct server *s, const redisReply *r)
 {
 	struct directory *d = s->d;
-	struct cluster_map *map;
+	struct cluster_map **said = &d->servers.said, *map;
+	bool changed;
 
 	if (!r)
 		return;
@@ -272,13 +286,16 @@ void servers_answer(struct server *s, const redisReply *r)
 		return;
 	}
 	map = malloc(sizeof(*map));
-	if (!map || cluster_nodes(r, s->at.host, map) < 0) {
+	if (!map || cluster_nodes(r, s->at.host, map) < 0 || !map_take(d, map)) {
 		d->totals.errors++;
 		free(map);
 		return;
 	}
-	/* entries may be missing where slots have moved to */
-	if (map_take(d, map))
+	/* entries may be missing where slots have moved to; what a redirection alone says may never be in the map */
+	changed = !*said || is_changed(*said, map);
+	free(*said);
+	*said = map;
+	if (changed)
 		entries_begin(d);
 	leave_others(d, s);
 	if (is_mapped_down(d))
@@ -330,4 +347,5 @@ void servers_deinit(struct directory *d)
 		server_free(ss->v[i]);
 	sd_event_source_disable_unref(ss->timer);
 	free(ss->map);
+	free(ss->said);
 }
