@@ -598,6 +598,30 @@ static void test_filter(void **state)
 	filter_deinit(&f);
 }
 
+/* Many objects at once: the same answers, and no other bits are changed. */
+static void test_filter_sift(void **state)
+{
+	struct filter_digest d[100];
+	uint64_t sets[100];
+	struct filter f;
+	uint32_t absent = 0;
+
+	assert_int_equal(filter_init(&f, FILTER_BITS_MIN, 5), 0);
+	for (uint64_t i = 0; i < 100; i++) {
+		d[i] = (struct filter_digest){ i * 0x9e3779b97f4a7c15u, i * 0xd1b54a32d192ed03u };
+		sets[i] = UINT64_MAX;
+		if (i % 3 == 0)
+			filter_add(&f, d[i]);
+	}
+	for (uint32_t i = 0; i < 100; i++)
+		absent += !filter_has(&f, d[i]);
+	assert_in_range(absent, 1, 66);
+	assert_int_equal(filter_sift(&f, d, 100, sets, 4), absent);
+	for (uint32_t i = 0; i < 100; i++)
+		assert_true(sets[i] == (filter_has(&f, d[i]) ? UINT64_MAX : UINT64_MAX - 4));
+	filter_deinit(&f);
+}
+
 /* All agents have the same digests. */
 static void test_digest(void **state)
 {
@@ -625,6 +649,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_many_objects, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_agent_without_summaries, set_up, tear_down),
 		cmocka_unit_test(test_filter),
+		cmocka_unit_test(test_filter_sift),
 		cmocka_unit_test(test_digest),
 	};
 

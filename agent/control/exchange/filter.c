@@ -8,6 +8,8 @@
 
 /* Bits that each object sets. */
 #define BITS_OF_OBJECT 4
+/* Objects whose first bits are on their way from memory: filters exceed the caches. */
+#define AHEAD 16
 
 uint64_t filter_bits_for(uint64_t objects)
 {
@@ -66,4 +68,20 @@ bool filter_has(const struct filter *f, struct filter_digest d)
 			return false;
 	}
 	return true;
+}
+
+uint32_t filter_sift(const struct filter *f, const struct filter_digest *d, uint32_t n,
+		     uint64_t *sets, uint64_t bits)
+{
+	uint32_t absent = 0;
+
+	for (uint32_t i = 0; i < n; i++) {
+		if (i + AHEAD < n)
+			__builtin_prefetch(&f->bytes[place(f, d[i + AHEAD], 0) / 8]);
+		if (filter_has(f, d[i]))
+			continue;
+		sets[i] &= ~bits;
+		absent++;
+	}
+	return absent;
 }

@@ -36,3 +36,6 @@ int filter_init(struct filter *f, uint64_t bits, uint64_t salt);
 void filter_deinit(struct filter *f);
 void filter_add(struct filter *f, struct filter_digest d);
 bool filter_has(const struct filter *f, struct filter_digest d);
+/* The same for n objects: takes these bits from the sets of those that it does not have. Returns how many these are. */
+uint32_t filter_sift(const struct filter *f, const struct filter_digest *d, uint32_t n,
+		     uint64_t *sets, uint64_t bits);

@@ -9,6 +9,7 @@
 
 #include "agent/control/exchange/internal.h"
 #include "agent/model/store_ask.h"
+#include "lib/cleanup.h"
 #include "schema/gen/errors.h"
 
 static void forget(struct summary *s)
@@ -36,32 +37,42 @@ void summary_want(struct exchange *x, struct lender *d, dray_handle peer)
 			  peer;
 }
 
+/* False: no memory. */
+static bool digests_of(struct exchange *x, const struct store_ask *a, struct filter_digest *ret)
+{
+	for (uint32_t k = 0; k < a->n_asked; k++) {
+		struct store_key key = { a->v[k].key, a->v[k].n_key };
+
+		if (!digest_of(&x->names, a->space, key, &ret[k]))
+			return false;
+	}
+	return true;
+}
+
 uint64_t *summaries_maybe(struct exchange *x, const struct store_ask *a)
 {
-	uint64_t *maybe = NULL;
+	dray_auto_free struct filter_digest *digests = NULL;
+	dray_auto_free uint64_t *maybe = NULL;
 	bool any = false;
 
 	for (uint32_t i = 0; x->summaries && i < x->n_lenders; i++)
 		any |= x->lenders[i].summary.whole;
-	if (any)
+	if (any) {
+		digests = malloc(a->n_asked * sizeof(*digests));
 		maybe = malloc(a->n_asked * sizeof(*maybe));
-	for (uint32_t k = 0; maybe && k < a->n_asked; k++) {
-		struct filter_digest digest;
-		struct store_key key = { a->v[k].key, a->v[k].n_key };
-
-		maybe[k] = UINT64_MAX;
-		if (!digest_of(&x->names, a->space, key, &digest))
-			continue;
-		for (uint32_t i = 0; i < x->n_lenders; i++) {
-			const struct summary *s = &x->lenders[i].summary;
-
-			if (!s->whole || filter_has(&s->filter, digest))
-				continue;
-			maybe[k] &= ~(UINT64_C(1) << i);
-			x->n_skipped++;
-		}
 	}
-	return maybe;
+	if (!digests || !maybe || !digests_of(x, a, digests))
+		return NULL;
+	memset(maybe, 0xff, a->n_asked * sizeof(*maybe));
+	/* all keys in one filter, then in the next, which takes less time than the other order */
+	for (uint32_t i = 0; i < x->n_lenders; i++) {
+		const struct summary *s = &x->lenders[i].summary;
+
+		if (s->whole)
+			x->n_skipped += filter_sift(&s->filter, digests, a->n_asked, maybe,
+						    UINT64_C(1) << i);
+	}
+	return dray_take(maybe);
 }
 
 static struct summary *summary_of(struct exchange *x, dray_handle peer)
