@@ -747,6 +747,14 @@ def test_wrong_library(name, text):
     assert "Error" in process.stdout and text in process.stdout and "DRAY_LIBRARY" in process.stdout
 
 
+def test_package_near_the_root(monkeypatch):
+    """A package without a library beside it takes the system's, however short its path is, as /app/dray in an image."""
+    monkeypatch.delenv("DRAY_LIBRARY", raising=False)
+    for at in ("/app/dray/_library.py", "/dray/_library.py"):
+        monkeypatch.setattr(_library, "__file__", at)
+        assert _library._path() == _library.SONAME
+
+
 # --- fork and exit --------------------------------------------------------------------------------
 
 def in_child(function):

@@ -293,11 +293,11 @@ def _path() -> str:
         return str(beside)
     if named := os.environ.get("DRAY_LIBRARY"):
         return named
-    root = here.parents[3]
-    if (root / "client/dray.h").exists():
-        for build in (root / "build" / SONAME, root / "build/gcc" / SONAME):
-            if build.exists():
-                return str(build)
+    for root in here.parents[3:4]:
+        if (root / "client/dray.h").exists():
+            for build in (root / "build" / SONAME, root / "build/gcc" / SONAME):
+                if build.exists():
+                    return str(build)
     return SONAME
 
 
