@@ -111,6 +111,7 @@ struct segment {
 	bool busy; /* the job is queued or runs */
 	/* it is being cleared: what becomes free in it is on no list of free extents */
 	bool closed;
+	int64_t cleared_ns;   /* closed: when that went on last */
 	_Atomic bool leaving; /* it is given back when the job has ended */
 	struct extent *first;
 };
@@ -294,6 +295,8 @@ bool memory_shrink(struct store_space *sp);
 struct segment *memory_clearable(struct store_space *sp);
 /* Evicts its objects, as many as the effort allows: nothing is placed where they were until all have gone. */
 void memory_clear(struct segment *g, struct store_effort *effort);
+/* What is free in segments whose clearing has been given up can be used again. False: there are none. */
+bool memory_reopen(struct store_space *sp);
 /* Segment g has one more user, of this member. False: its owner keeps as much as it may. */
 bool memory_keep(struct segment *g, struct store_member *m);
 void memory_unkeep(struct segment *g);

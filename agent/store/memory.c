@@ -16,6 +16,8 @@
 #define POPULATE_STEP (4ull << 20)
 /* Free extents of one list that are looked at. */
 #define LOOKS 16
+/* A segment that nobody has gone on with clearing for so long is not needed: the request has ended, or found room elsewhere. */
+#define CLEARING_NS DRAY_NS_PER_SEC
 
 void store_follow(struct store *s, const struct store_follower *f)
 {
@@ -470,6 +472,7 @@ struct segment *memory_clearable(struct store_space *sp)
 void memory_clear(struct segment *g, struct store_effort *effort)
 {
 	g->closed = true;
+	g->cleared_ns = dray_now().ns;
 	while (g->objects && effort_evicts(effort)) {
 		struct extent *e = g->first;
 
@@ -499,6 +502,20 @@ static void open_again(struct segment *g)
 		if (f && dray_list_empty(&f->link))
 			free_add(g->space, f);
 	}
+}
+
+bool memory_reopen(struct store_space *sp)
+{
+	int64_t since_ns = dray_now().ns - CLEARING_NS;
+	bool any = false;
+
+	dray_list_for_each(&sp->segments, g, struct segment, link) {
+		if (!g->closed || g->cleared_ns > since_ns)
+			continue;
+		open_again(g);
+		any = true;
+	}
+	return any;
 }
 
 bool memory_keep(struct segment *g, struct store_member *m)

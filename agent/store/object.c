@@ -353,6 +353,8 @@ static bool place(struct store_space *sp, struct store_object *o, uint32_t n,
 	bool claimed = false, more = false;
 
 	while (!memory_alloc(sp, o, n) && !(memory_grow(sp, n) && memory_alloc(sp, o, n))) {
+		if (!claimed && memory_reopen(sp))
+			continue;
 		if (!e)
 			return false;
 		/* what another try has claimed may still be on its way */

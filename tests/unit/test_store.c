@@ -984,6 +984,33 @@ static void test_kept_while_it_is_cleared(void **state)
 	store_rig_end(&rig);
 }
 
+/* So it can when nobody has gone on with clearing it for a while: the PUT that needed it has ended. */
+static void test_left_while_it_is_cleared(void **state)
+{
+	struct store_config cfg = store_rig_config(NULL, 0);
+	struct dray_err err = DRAY_ERR_NULL;
+	struct store_user *u;
+	struct store_member *m;
+	struct segment *g;
+	char text[16];
+
+	cfg.bytes = cfg.segment_size;
+	store_rig_make(&rig, cfg);
+	u = store_user_new(rig.store, &rig.accounts[0], &err);
+	m = store_join(u, (struct dray_str){ "", 0 }, &err);
+	for (unsigned k = 0; k < cfg.segment_size / 64; k++)
+		put_bytes(m, text, k, 64);
+	g = memory_clearable(m->space);
+	assert_non_null(g);
+	memory_clear(g, &(struct store_effort){ 0 });
+	g->cleared_ns = 0;
+	m->space->evictions = 0;
+	put_bytes(m, text, 0, STORE_EVICTED_AT_ONCE * 64);
+	assert_int_equal(m->space->evictions, 0);
+	store_user_free(u);
+	store_rig_end(&rig);
+}
+
 /* What a PUT is told in the end that may evict 32 objects in each turn. */
 static enum dmsg_store_status put_by_turns(struct store_member *m, struct store_key key,
 					   unsigned turns, struct store_object **ret)
@@ -1086,6 +1113,7 @@ int main(void)
 		cmocka_unit_test(test_preferences),
 		cmocka_unit_test(test_memory_that_is_kept),
 		cmocka_unit_test(test_kept_while_it_is_cleared),
+		cmocka_unit_test(test_left_while_it_is_cleared),
 		cmocka_unit_test(test_objects_are_bounded),
 		cmocka_unit_test(test_owner_above_its_share_of_objects),
 		cmocka_unit_test(test_objects_of_others_stay),
