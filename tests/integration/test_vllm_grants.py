@@ -248,6 +248,10 @@ class Few:
         for right in rights:
             right.release() if self.kind == "remotes" else self.d.grants.end(right)
 
+    def remotes(self):
+        """Of the agent's sessions, which learn nothing of this."""
+        return [session["remotes"] for session in self.d.agent.ctl("sessions", "--json")["sessions"]]
+
     def has(self, *rights):
         self.d.poll()
         return all(right.remote if self.kind == "remotes" else right.token for right in rights)
@@ -282,7 +286,9 @@ def test_loads_that_wait_for_each_other(few):
     until(lambda: few.has(first), "a right")
     tokens = [given(few.p).token for _ in range(4)]
     older = [few.d.grants.acquire(token, "a request", "older") for token in tokens[:2]]
+    until(lambda: 2 in few.remotes(), "the limit")
     few.end(first)
+    until(lambda: 2 not in few.remotes(), "a right that is free")
     younger = [few.d.grants.acquire(token, "a request", "younger") for token in tokens[2:]]
     until(lambda: few.d.poll() is not None and younger[1].lost, "the end of the younger load")
     assert isinstance(younger[1].error, errors.Quota) and younger[0].remote and not younger[0].lost
