@@ -132,6 +132,7 @@ struct store_space {
 	struct policy
 		*disk_policy; /* of objects that are on disk only; NULL: there is no disk tier */
 	struct dray_list segments;
+	uint32_t n_closed;              /* segments that are being cleared */
 	uint64_t memory;                /* of its segments */
 	uint64_t memory_objects, bytes; /* of its objects in memory */
 	uint64_t disk_objects, disk_bytes;

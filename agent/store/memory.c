@@ -205,13 +205,20 @@ static struct free_extent *free_of(struct extent *e)
 	return e && e->is_free ? dray_container_of(e, struct free_extent, at) : NULL;
 }
 
+static void set_closed(struct segment *g, bool closed)
+{
+	g->space->n_closed += closed;
+	g->space->n_closed -= g->closed;
+	g->closed = closed;
+}
+
 void memory_free(struct store_space *sp, struct store_object *o)
 {
 	struct free_extent *before = free_of(o->at.prev), *behind = free_of(o->at.next);
 	struct segment *g = sp->store->slots[o->at.slot];
 
 	if (!--g->objects)
-		g->closed = false;
+		set_closed(g, false);
 	if (before) {
 		free_del(sp, before);
 		extent_unlink(sp->store, &o->at);
@@ -471,7 +478,7 @@ struct segment *memory_clearable(struct store_space *sp)
 
 void memory_clear(struct segment *g, struct store_effort *effort)
 {
-	g->closed = true;
+	set_closed(g, true);
 	g->cleared_ns = dray_now().ns;
 	while (g->objects && effort_evicts(effort)) {
 		struct extent *e = g->first;
@@ -495,7 +502,7 @@ static uint64_t keep_limit(const struct store *s, const struct owner_account *a)
 /* It will not be cleared: what has become free in it meanwhile can be used. */
 static void open_again(struct segment *g)
 {
-	g->closed = false;
+	set_closed(g, false);
 	for (struct extent *e = g->first; e; e = e->next) {
 		struct free_extent *f = free_of(e);
 
@@ -506,9 +513,13 @@ static void open_again(struct segment *g)
 
 bool memory_reopen(struct store_space *sp)
 {
-	int64_t since_ns = dray_now().ns - CLEARING_NS;
+	int64_t since_ns;
 	bool any = false;
 
+	/* the segments of a full store are many, and evictions look here each time */
+	if (!sp->n_closed)
+		return false;
+	since_ns = dray_now().ns - CLEARING_NS;
 	dray_list_for_each(&sp->segments, g, struct segment, link) {
 		if (!g->closed || g->cleared_ns > since_ns)
 			continue;
