@@ -7,6 +7,7 @@ import time
 import dray
 import pytest
 from dray import errors
+from dray.vllm import grants
 from dray.vllm.grants import AGENT_LOST, ENDED, EXPIRED, PEER_LOST, USED, Grants
 from harness import MIB, noise, until
 
@@ -280,8 +281,9 @@ def test_a_load_that_waits_goes_before_one_that_comes_later(few):
 
 
 @pytest.mark.parametrize("few", ["remotes"], indirect=True)
-def test_loads_that_wait_for_each_other(few):
+def test_loads_that_wait_for_each_other(few, monkeypatch):
     """A right becomes free while both are asked for theirs. The younger load is given up, so that the other one goes on."""
+    monkeypatch.setattr(grants, "_STUCK", 0.1)
     first, = few.ask("first", 1)
     until(lambda: few.has(first), "a right")
     tokens = [given(few.p).token for _ in range(4)]
@@ -295,6 +297,19 @@ def test_loads_that_wait_for_each_other(few):
     few.end(*younger)
     until(lambda: few.has(*older), "both rights of the older load")
     few.end(*older)
+
+
+@pytest.mark.parametrize("few", ["remotes"], indirect=True)
+def test_released_before_it_is_asked_for(few):
+    """It stands behind a load that waits for a limit. The owner hears that it is not wanted, so that its blocks are free again."""
+    waiting = few.ask("waiting", 3)
+    until(lambda: few.d.poll() is not None and waiting[2].limit, "the limit")
+    grant = given(few.p)
+    few.d.grants.acquire(grant.token, "a request", "unwanted").release()
+    few.end(*waiting)
+    until(lambda: few.d.poll() is not None and few.p.poll() is not None and grant.how, "the end of the right")
+    assert grant.how == USED
+    until(lambda: few.d.poll() is not None and not few.d.grants.busy, "the end of all rights")
 
 
 def test_a_load_that_needs_more_than_a_limit_allows(few):

@@ -27,6 +27,7 @@ __all__ = ["AGENT_LOST", "ENDED", "EXPIRED", "PEER_LOST", "USED", "Grant", "Gran
 USED, EXPIRED, ENDED, PEER_LOST, AGENT_LOST = "used", "expired", "ended", "peer_lost", "agent_lost"
 
 _AGAIN = 0.05  # seconds until a right that an agent's limit did not allow is asked for again
+_STUCK = 5.0  # seconds in which the loads of other sessions are expected to free what loads of this one wait for
 
 
 def _label(request_id: str) -> str:
@@ -167,7 +168,7 @@ class Grants:
         self._waiting: dict[_Right, bool] = {}  # rights of loads that are not there, the oldest first; whether the agent is asked for them now
         self._limited = False  # some of them wait for a limit
         self._again = 0.0  # when they are asked for again
-        self._stuck: dict[type[_Right], set[_Right]] = {}  # all rights, when others were last asked for, if only loads had them that wait
+        self._stuck: dict[type[_Right], tuple[set[_Right], float]] = {}  # all rights, if only loads that wait have some, and since when
         self._looks = Looks()
         self.on_event: Callable[[Any], None] = lambda event: None
 
@@ -244,10 +245,14 @@ class Grants:
         right._answered(error, pending)
 
     def _ask_again(self) -> None:
-        for right in [right for right, asked in self._waiting.items() if right._unwanted and not asked]:
-            self._settle(right, right.limit or errors.Cancelled())
-        self._stuck = {Grant: self._part(Grant, self._given.values()), Hold: self._part(Hold, (hold for hold in self._held if not hold.lost))}
+        for right, asked in list(self._waiting.items()):
+            # The owner hears that a right is not wanted only when it has been acquired.
+            if right._unwanted and not asked and (right.limit or isinstance(right, Grant)):
+                self._settle(right, right.limit or errors.Cancelled())
+        self._part(Grant, self._given.values())
+        self._part(Hold, (hold for hold in self._held if not hold.lost))
         self._limited = any(right.limit for right in self._waiting)
+        self._again = time.monotonic() + _AGAIN
         for right in [right for right, asked in self._waiting.items() if not asked]:
             self._waiting[right] = True
             try:
@@ -255,22 +260,22 @@ class Grants:
             except errors.Error as e:
                 self._settle(right, e)
 
-    def _part(self, kind: type[_Right], present: Iterable[_Right]) -> set[_Right]:
-        """Gives up the youngest load if several wait for a limit, and nobody else has rights: none of them would go on.
-
-        Returns all rights; empty if a load can go on.
-        """
+    def _part(self, kind: type[_Right], present: Iterable[_Right]) -> None:
+        """Gives up the youngest load if several have rights and wait for a limit, no other load has any, and that does not change."""
         limited = [right for right in self._waiting if right.limit and isinstance(right, kind)]
         rights, loads = set(present), dict.fromkeys(right.load for right in limited)
         having = {right.load for right in rights}
-        if len(having) < 2 or not having <= loads.keys() or any(self._waiting.values()):
-            return set()
-        if rights == self._stuck.get(kind):  # also when the others were asked for the last time
+        if len(having) < 2 or not having <= loads.keys():
+            self._stuck.pop(kind, None)
+            return
+        stuck, since = self._stuck.get(kind, (None, 0.0))
+        if rights != stuck:
+            self._stuck[kind] = rights, time.monotonic()
+        elif time.monotonic() - since >= _STUCK and not any(self._waiting[right] for right in limited):
             youngest = [load for load in loads if load in having][-1]
             for right in limited:
                 if right.load == youngest:
                     self._settle(right, right.limit)
-        return rights
 
     def poll(self, rest: float = 0.0, awaited: bool = True) -> list[Grant]:
         """Handles what the agent has sent, or sends within `rest` seconds; returns the rights that have ended, each once.
