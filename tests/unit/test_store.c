@@ -955,58 +955,58 @@ static void test_memory_that_is_kept(void **state)
 	}
 }
 
-/* Room in a segment that was being cleared can be used again when a client keeps the segment. */
-static void test_kept_while_it_is_cleared(void **state)
+/* A store of one segment, full of objects of this user, of which some have been cleared. */
+static struct segment *begin_to_clear(struct store_user **ret_user, struct store_member **ret_m)
 {
 	struct store_config cfg = store_rig_config(NULL, 0);
 	struct dray_err err = DRAY_ERR_NULL;
-	struct store_user *u;
-	struct store_member *m;
 	struct segment *g;
 	char text[16];
 
-	(void)state;
 	cfg.bytes = cfg.segment_size;
 	store_rig_make(&rig, cfg);
-	u = store_user_new(rig.store, &rig.accounts[0], &err);
-	m = store_join(u, (struct dray_str){ "", 0 }, &err);
+	*ret_user = store_user_new(rig.store, &rig.accounts[0], &err);
+	*ret_m = store_join(*ret_user, (struct dray_str){ "", 0 }, &err);
 	for (unsigned k = 0; k < cfg.segment_size / 64; k++)
-		put_bytes(m, text, k, 64);
-	g = memory_clearable(m->space);
+		put_bytes(*ret_m, text, k, 64);
+	g = memory_clearable((*ret_m)->space);
 	assert_non_null(g);
 	memory_clear(g, &(struct store_effort){ 0 });
-	assert_true(memory_keep(g, m));
+	return g;
+}
+
+/* What was cleared can be used. */
+static void takes_what_was_cleared(struct store_member *m)
+{
+	char text[16];
+
 	m->space->evictions = 0;
 	put_bytes(m, text, 0, STORE_EVICTED_AT_ONCE * 64);
 	assert_int_equal(m->space->evictions, 0);
+}
+
+/* A client keeps the segment, so that it will not be cleared. */
+static void test_kept_while_it_is_cleared(void **state)
+{
+	struct store_user *u;
+	struct store_member *m;
+	struct segment *g = begin_to_clear(&u, &m);
+
+	assert_true(memory_keep(g, m));
+	takes_what_was_cleared(m);
 	memory_unkeep(g);
 	store_user_free(u);
 	store_rig_end(&rig);
 }
 
-/* So it can when nobody has gone on with clearing it for a while: the PUT that needed it has ended. */
+/* Nobody has gone on with clearing it for a while: the PUT that needed it has ended. */
 static void test_left_while_it_is_cleared(void **state)
 {
-	struct store_config cfg = store_rig_config(NULL, 0);
-	struct dray_err err = DRAY_ERR_NULL;
 	struct store_user *u;
 	struct store_member *m;
-	struct segment *g;
-	char text[16];
 
-	cfg.bytes = cfg.segment_size;
-	store_rig_make(&rig, cfg);
-	u = store_user_new(rig.store, &rig.accounts[0], &err);
-	m = store_join(u, (struct dray_str){ "", 0 }, &err);
-	for (unsigned k = 0; k < cfg.segment_size / 64; k++)
-		put_bytes(m, text, k, 64);
-	g = memory_clearable(m->space);
-	assert_non_null(g);
-	memory_clear(g, &(struct store_effort){ 0 });
-	g->cleared_ns = 0;
-	m->space->evictions = 0;
-	put_bytes(m, text, 0, STORE_EVICTED_AT_ONCE * 64);
-	assert_int_equal(m->space->evictions, 0);
+	begin_to_clear(&u, &m)->cleared_ns = 0;
+	takes_what_was_cleared(m);
 	store_user_free(u);
 	store_rig_end(&rig);
 }
