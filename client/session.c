@@ -181,10 +181,9 @@ static void open_ring(struct dray *d, const struct dmsg_ring_open_reply *m, int 
 		dc_session_break(d, DRAY_E_IO, "watching the ring: %s", dray_errno_text(errno));
 }
 
-static void restore_without_ring(struct dray *d, struct dray_str why)
+static void note_no_ring(struct dray *d, struct dray_str why)
 {
 	snprintf(d->no_ring, sizeof(d->no_ring), "%.*s", (int)why.n, why.p);
-	dc_session_restore(d);
 }
 
 /* The session works without a ring, and without an arena if that alone is refused as well. */
@@ -194,7 +193,7 @@ void dc_session_ring_refused(struct dray *d, struct dray_str why)
 		dc_session_restore(d);
 		return;
 	}
-	snprintf(d->no_ring, sizeof(d->no_ring), "%.*s", (int)why.n, why.p);
+	note_no_ring(d, why);
 	d->arena_alone = true;
 	advance(d, SESSION_RING, DMSG_RING_OPEN);
 }
@@ -204,8 +203,8 @@ void dc_session_ring_reply(struct dray *d, const struct dmsg_ring_open_reply *m,
 {
 	if (d->fds_lost) {
 		/* the ring stays open in the agent */
-		restore_without_ring(d,
-				     dc_text("this process has no descriptors left for the ring"));
+		note_no_ring(d, dc_text("this process has no descriptors left for the ring"));
+		dc_session_restore(d);
 		return;
 	}
 	if (fds->n != (d->arena_alone ? 1 : 4) || (m->sq_entries != 0) == d->arena_alone) {
