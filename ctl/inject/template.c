@@ -26,19 +26,43 @@ static size_t parameter_find(const char *name, size_t n)
 
 /* --- reading ------------------------------------------------------------------------------------ */
 
-static int parameter_take(struct ctl *c, const struct ctl_yaml *y, struct inject_parameters *p,
-			  const char *name, const char *value)
+static bool allows(const struct kubernetes_parameter *p, const char *value)
+{
+	size_t n = strlen(value);
+
+	for (const char *word = p->words; word; word = strchr(word, '|')) {
+		word += *word == '|';
+		if (!strncmp(word, value, n) && (!word[n] || word[n] == '|'))
+			return true;
+	}
+	return !p->words;
+}
+
+static int value_take(struct ctl *c, const struct ctl_yaml *y, const yaml_node_t *node,
+		      const struct kubernetes_parameter *p, char **given)
+{
+	const char *value = ctl_yaml_is_null(node) ? "" : ctl_yaml_scalar(node);
+
+	if (!value)
+		return ctl_failed(c, "%.200s: %s is not a text", y->name, p->name);
+	if (!*value && !p->optional)
+		return ctl_failed(c, "%.200s: %s must not be empty", y->name, p->name);
+	if (!allows(p, value))
+		return ctl_failed(c, "%.200s: %s %.60s is not allowed; use %s", y->name, p->name,
+				  value, p->words);
+	free(*given);
+	*given = strdup(value);
+	return *given ? 0 : ctl_no_memory(c);
+}
+
+static int parameter_take(struct ctl *c, const struct ctl_yaml *y, const char *name,
+			  const yaml_node_t *value, struct inject_parameters *p)
 {
 	size_t i = parameter_find(name, strlen(name));
 	struct dray_nearest nearest = DRAY_NEAREST(name);
 
-	if (i < KUBERNETES_PARAMETER_N && value) {
-		free(p->given[i]);
-		p->given[i] = strdup(value);
-		return p->given[i] ? 0 : ctl_no_memory(c);
-	}
 	if (i < KUBERNETES_PARAMETER_N)
-		return ctl_failed(c, "%.200s: %s is not a text", y->name, name);
+		return value_take(c, y, value, &kubernetes_parameters[i], &p->given[i]);
 	for (i = 0; i < KUBERNETES_PARAMETER_N; i++)
 		dray_nearest_offer(&nearest, kubernetes_parameters[i].name);
 	return ctl_failed(c, "%.200s: unknown parameter %.60s%s%s%s", y->name, name,
@@ -65,8 +89,8 @@ int inject_parameters_read(struct ctl *c, const char *path, struct inject_parame
 	     p++) {
 		const char *name = ctl_yaml_scalar(yaml_document_get_node(d, p->key));
 
-		if (parameter_take(c, &y, ret, name ? name : "?",
-				   ctl_yaml_scalar(yaml_document_get_node(d, p->value))) < 0)
+		if (parameter_take(c, &y, name ? name : "?", yaml_document_get_node(d, p->value),
+				   ret) < 0)
 			return -1;
 	}
 	return 0;

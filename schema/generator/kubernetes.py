@@ -27,8 +27,9 @@ class Kubernetes:
         check_keys(f"{where}: engine", self.engine, ("env", "volumeMount"))
         self.parameters = raw["parameters"]
         for p in self.parameters:
-            check_keys(f"{where}: parameter {p.get('name')}", p, ("name", "default", "doc"))
+            check_keys(f"{where}: parameter {p.get('name')}", p, ("name", "default", "doc"), ("optional", "words"))
             p["default"] = p["default"].replace("@VERSION@", version)
+            p["optional"] = p.get("optional", False) or not p["default"]
         unique(f"{where}: parameters", "name", [(p["name"], p["name"]) for p in self.parameters])
         self.defaults = {p["name"]: p["default"] for p in self.parameters}
         self.check_parameters("conditions", self.conditions.values())

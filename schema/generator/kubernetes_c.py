@@ -10,6 +10,8 @@ HEADER = """
 struct kubernetes_parameter {
 	const char *name;
 	const char *def;
+	bool optional; /* may be empty */
+	const char *words; /* the allowed ones, with | between them; NULL: any text */
 };
 
 /* A condition of the templates holds if its parameter is not empty. */
@@ -56,6 +58,11 @@ def literal(value):
     return "\n\t" + "\n\t".join(parts)
 
 
+def parameter(p):
+    words = quoted("|".join(p["words"])) if "words" in p else "NULL"
+    return f"\t{{ {quoted(p['name'])}, {quoted(p['default'])}, {json.dumps(p['optional'])}, {words} }},\n"
+
+
 def refusal(r):
     where = {"annotated": "annotation", "equal": "field", "name": "list", "mount": "path", "missing": None}[r["kind"]]
     where = r[where] if where else ""
@@ -65,13 +72,13 @@ def refusal(r):
 
 
 def write(schema):
-    h = "".join(f"#define KUBERNETES_{key.upper()} {quoted(value)}\n" for key, value in schema.names.items())
+    h = "#include <stdbool.h>\n\n" + "".join(f"#define KUBERNETES_{key.upper()} {quoted(value)}\n" for key, value in schema.names.items())
     h += f"#define KUBERNETES_CONDITIONS_N {len(schema.conditions)}\n#define KUBERNETES_REFUSALS_N {len(schema.refusals)}\n"
     ids = [f"KUBERNETES_PARAMETER_{p['name'].upper()}" for p in schema.parameters]
     h += "\nenum kubernetes_parameter_id {\n" + "".join(f"\t{i},\n" for i in ids) + "\tKUBERNETES_PARAMETER_N\n};\n" + HEADER
-    c = banner("/*", " */") + '#include "schema/gen/kubernetes.h"\n\n'
+    c = banner("/*", " */") + '#include "schema/gen/kubernetes.h"\n\n#include <stddef.h>\n\n'
     c += "const struct kubernetes_parameter kubernetes_parameters[KUBERNETES_PARAMETER_N] = {\n"
-    c += "".join(f"\t{{ {quoted(p['name'])}, {quoted(p['default'])} }},\n" for p in schema.parameters) + "};\n\n"
+    c += "".join(parameter(p) for p in schema.parameters) + "};\n\n"
     c += "const struct kubernetes_condition kubernetes_conditions[KUBERNETES_CONDITIONS_N] = {\n"
     c += "".join(f"\t{{ {quoted(n)}, KUBERNETES_PARAMETER_{p.upper()} }},\n" for n, p in schema.conditions.items()) + "};\n\n"
     c += "const struct kubernetes_refusal kubernetes_refusals[KUBERNETES_REFUSALS_N] = {\n" + "".join(map(refusal, schema.refusals)) + "};\n"

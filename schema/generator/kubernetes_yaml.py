@@ -230,8 +230,9 @@ monitoring:
 
 
 def values_schema(schema):
-    def closed(**properties):
-        return {"type": "object", "additionalProperties": False, "properties": properties}
+    def closed(required=(), **properties):
+        """Helm removes a value that is null, so that a required one cannot be null."""
+        return {"type": "object", "additionalProperties": False, "required": list(required), "properties": properties}
 
     def label(most):
         return {"type": "string", "pattern": f"^[a-z0-9]([-a-z0-9]{{0,{most - 2}}}[a-z0-9])?$"}
@@ -241,16 +242,22 @@ def values_schema(schema):
 
     def parameter(p):
         """A quantity, as its default is one, may be a number, which --set makes of digits."""
-        return {"type": ["string", "number"] if QUANTITY.match(p["default"]) else "string", "pattern": '^[^"\\\\\\n{}]*$', "description": p["doc"]}
+        if "words" in p:
+            return {"enum": p["words"], "description": p["doc"]}
+        return {"type": ["string", "number"] if QUANTITY.match(p["default"]) else "string", "pattern": '^[^"\\\\\\n{}]*$',
+                "minLength": 0 if p["optional"] else 1, "description": p["doc"]}
 
     tenants = labels(52)  # the name of a pod, dray-TENANT-xxxxx, is limited to 63
+    text, parameters = {"type": "string"}, {p["name"]: parameter(p) for p in schema.parameters}
+    toleration = closed(key=text, operator=text, value=text, effect=text, tolerationSeconds={"type": "integer"})
     return json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", "$comment": LICENCE, **closed(
-        **{"global": {"type": "object"}},
+        ["parameters", "inject", "daemonset", "networkPolicy", "monitoring"], **{"global": {"type": "object"}},
         enabled={"type": "boolean", "description": "Of the condition under which another chart depends on this one."},
-        parameters=closed(**{p["name"]: parameter(p) for p in schema.parameters}),
-        inject=closed(enabled={"type": "boolean"}, apiVersion={"enum": ["v1", "v1beta1", "v1alpha1"]}),
-        daemonset=closed(tenants=tenants, nodeSelector={"type": "object"}, tolerations={"type": "array"}),
-        networkPolicy=closed(namespaces=labels(63), monitoringNamespace=label(63)),
+        parameters=closed([p["name"] for p in schema.parameters if not p["optional"]], **parameters),
+        inject=closed(["apiVersion"], enabled={"type": "boolean"}, apiVersion={"enum": ["v1", "v1beta1", "v1alpha1"]}),
+        daemonset=closed(tenants=tenants, nodeSelector={"type": "object", "additionalProperties": text},
+                         tolerations={"type": "array", "items": toleration}),
+        networkPolicy=closed(["monitoringNamespace"], namespaces=labels(63), monitoringNamespace=label(63)),
         monitoring=closed(enabled={"type": "boolean"}))}, indent=2) + "\n"
 
 
@@ -280,7 +287,9 @@ They are keys of the ConfigMap `dray-inject`, of `parameters` in the values of t
 | parameter | default | meaning |
 | --- | --- | --- |
 """
-    out += "".join(f"| `{p['name']}` | {'`' + p['default'] + '`' if p['default'] else 'empty'} | {p['doc']} |\n" for p in schema.parameters)
+    for p in schema.parameters:
+        words = f" One of {', '.join(f'`{w}`' for w in p['words'])}." if "words" in p else ""
+        out += f"| `{p['name']}` | {'`' + p['default'] + '`' if p['default'] else 'empty'} | {p['doc']}{words} |\n"
     out += "\n## Reasons to skip a pod\n\nThe first one that holds is the result.\n\n"
     return out + "".join(f"- `{r['reason']}`\n" for r in schema.refusals)
 

@@ -231,12 +231,34 @@ def test_errors_name_file_and_line(text, message):
     ([], 2, "inject needs a manifest"),
     (["-f", "/nonexistent"], 1, "cannot open /nonexistent: No such file or directory"),
     (["-f", "-", "--parameters", "-"], 2, "either the manifest or the parameters"),
-    (["-f", "-", "--parameters", "PARAMETERS"], 1, "unknown parameter imgae, did you mean image?"),
 ])
 def test_usage(argv, status, message, tmp_path):
-    (tmp_path / "PARAMETERS").write_text("data: {imgae: x}")
     done = subprocess.run([DRAYCTL, "inject", *argv], input="kind: Pod", stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (status, "") and message in done.stderr
+
+
+@pytest.mark.parametrize(("given", "message"), [
+    ("data: {imgae: x}", "unknown parameter imgae, did you mean image?"),
+    ("memory: ''", "memory must not be empty"),
+    ("image: null", "image must not be empty"),
+    ("image:", "image must not be empty"),
+    ("image: [x]", "image is not a text"),
+    ("imagePullPolicy: Sometimes", "imagePullPolicy Sometimes is not allowed; use Always|IfNotPresent|Never"),
+    ("logLevel: inf", "logLevel inf is not allowed; use error|warning|notice|info|debug"),
+])
+def test_wrong_parameters_are_refused(given, message, tmp_path):
+    (tmp_path / "PARAMETERS").write_text(given)
+    done = subprocess.run([DRAYCTL, "inject", "-f", "-", "--parameters", tmp_path / "PARAMETERS"], input=MANIFEST, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stdout) == (1, "") and message in done.stderr and "PARAMETERS" in done.stderr
+
+
+def test_parameters_that_may_be_empty(tmp_path):
+    """Null is empty: no key, and no devices."""
+    (tmp_path / "PARAMETERS").write_text("keySecret: null\nrdmaResource: ~\ncapabilities: ''\nlogLevel: debug\n")
+    pod = yaml.safe_load(inject(MANIFEST, "--parameters", tmp_path / "PARAMETERS"))
+    (sidecar,) = pod["spec"]["initContainers"]
+    assert [v["name"] for v in pod["spec"]["volumes"]] == ["dray-run", "dray-state"] and list(sidecar["resources"]["limits"]) == ["memory"]
+    assert {"name": "DRAY_LOG_LEVEL", "value": "debug"} in sidecar["env"]
 
 
 @pytest.mark.parametrize(("text", "note"), [

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The chart and the bases of Kustomize."""
 
+import json
 import subprocess
 
 import pytest
-from kube import CHART, helm, kustomize, run, validate
+import yaml
+from kube import CHART, ROOT, helm, kustomize, run, validate
 
 VERSIONS = ("1.35", "1.36", "1.37")
 OPERATOR = ("PodMonitor", "PrometheusRule")  # their schemas belong to the Prometheus operator
@@ -67,10 +69,27 @@ def test_values_that_helm_passes_as_numbers_and_to_subcharts():
 
 @pytest.mark.parametrize(("setting", "name"), [
     ("parameters.imgae=x", "imgae"), ("parameters.image=a\"b", "image"), ("inject.apiVersion=v2", "apiVersion"), ("daemonset.tenants={../x}", "tenants"),
-    ("parameters.image=1", "image"), ("networkPolicy.namespaces={" + 64 * "n" + "}", "namespaces"), ("daemonset.tenants={" + 53 * "n" + "}", "tenants")])
+    ("parameters.image=1", "image"), ("parameters.image=", "/parameters/image"), ("parameters.cpu=null", "cpu"), ("parameters=null", "parameters"),
+    ("parameters.memory=", "/parameters/memory"), ("parameters.imagePullPolicy=Sometimes", "imagePullPolicy"), ("parameters.logLevel=loud", "logLevel"),
+    ("inject=null", "missing property 'inject'"), ("inject.apiVersion=null", "missing property 'apiVersion'"), ("networkPolicy.monitoringNamespace=null", "monitoringNamespace"),
+    ("daemonset.nodeSelector.gpu=true", "/daemonset/nodeSelector/gpu"), ("daemonset.tolerations[0].value=1", "/daemonset/tolerations/0/value"),
+    ("daemonset.tolerations[0].efect=NoSchedule", "efect"), ("networkPolicy.namespaces={" + 64 * "n" + "}", "namespaces"), ("daemonset.tenants={" + 53 * "n" + "}", "tenants")])
 def test_wrong_values_are_refused(setting, name):
     done = subprocess.run(["helm", "template", "dray", CHART, "--set", setting], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert done.returncode and name in done.stderr, done.stderr
+
+
+def test_values_that_may_be_empty():
+    """Without a key there is no Secret; lists that are null are empty."""
+    things = helm("parameters.keySecret=", "daemonset.tenants=null", "daemonset.nodeSelector=null", "daemonset.tolerations=null", "networkPolicy.namespaces=null")
+    assert things[("ConfigMap", "dray-system", "dray-inject")]["data"]["keySecret"] == ""
+    assert {kind for kind, _, _ in things} == {"ConfigMap", "MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"}
+
+
+def test_log_levels_are_those_of_the_agent():
+    words = json.loads((CHART / "values.schema.json").read_text())["properties"]["parameters"]["properties"]["logLevel"]["enum"]
+    level = next(k for k in yaml.safe_load((ROOT / "schema/config.yaml").read_text())["keys"] if k["key"] == "log.level")
+    assert words == level["choices"]
 
 
 def test_network_policy_isolates_only_the_agent():
