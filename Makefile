@@ -227,6 +227,8 @@ $(B)/tests/unit/test_store_tier: LIBS_test += -Wl,--wrap=policy_move
 $(B)/tests/unit/test_region: LIBS_test += -Wl,--wrap=extents_map
 # It counts the remotes that are dropped.
 $(B)/tests/unit/test_session_region: LIBS_test += -Wl,--wrap=pool_drop,--wrap=pool_retire
+# Its dumps are interrupted at times.
+$(B)/tests/unit/test_nd_monitor: LIBS_test += -Wl,--wrap=mnl_socket_recvfrom
 # It has scans in which a device fails.
 $(B)/tests/unit/test_detect: LIBS_test += -Wl,--wrap=nd_scan_run
 # It has an RDMA device of its own.

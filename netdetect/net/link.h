@@ -68,7 +68,7 @@ struct nd_links {
 	size_t n_routes;
 	/*
 	 * Of all tables and the rules that choose one, with the next hops of multipath routes and without what changes as time passes: while it is the same, so are
-	 * the kernel's answers to look-ups. A dump that was interrupted and repeated counts twice.
+	 * the kernel's answers to look-ups.
 	 */
 	uint64_t routes_hash;
 };

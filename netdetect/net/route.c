@@ -70,7 +70,7 @@ static int ask_kernel(const struct in6_addr *to, const struct in6_addr *from,
 	n += put_addr(body + n, RTA_SRC, from, family);
 	if (vrf)
 		n += put_attr(body + n, RTA_OIF, &vrf->ifindex, sizeof(vrf->ifindex));
-	r = nd_query(&ND_SOURCE_LIVE, ND_GET_ROUTE_TO, body, n, hop_message, ret, NULL, NULL);
+	r = nd_query(&ND_SOURCE_LIVE, ND_GET_ROUTE_TO, body, n, hop_message, ret, NULL, NULL, NULL);
 	if (r < 0)
 		return nd_is_transient(r) ? r : -ENETUNREACH;
 	return ret->type == RTN_UNICAST || ret->type == RTN_LOCAL ? 0 : -ENETUNREACH;

@@ -50,17 +50,18 @@ static int dump_all(const struct nd_source *s, struct nd_links *l, struct dray_e
 	static const struct fib_rule_hdr rule = { .family = AF_UNSPEC };
 	struct dray_err err = DRAY_ERR_NULL;
 	int r = nd_query(s, ND_GET_LINKS, &link, sizeof(link), nd_link_message, l, &l->n_links,
-			 reterr);
+			 NULL, reterr);
 
 	if (r >= 0)
 		r = nd_query(s, ND_GET_ADDRS, &addr, sizeof(addr), nd_link_message, l, &l->n_addrs,
-			     reterr);
+			     NULL, reterr);
 	if (r >= 0)
 		r = nd_query(s, ND_GET_ROUTES, &route, sizeof(route), nd_link_message, l,
-			     &l->n_routes, reterr);
+			     &l->n_routes, &l->routes_hash, reterr);
 	if (r < 0)
 		return r;
-	r = nd_query(s, ND_GET_RULES, &rule, sizeof(rule), nd_link_message, l, NULL, &err);
+	r = nd_query(s, ND_GET_RULES, &rule, sizeof(rule), nd_link_message, l, NULL,
+		     &l->routes_hash, &err);
 	/* a kernel without policy routing has none */
 	return nd_is_transient(r) ? dray_err_set(reterr, r, err.code, "%s", err.msg) : 0;
 }

@@ -107,7 +107,7 @@ static int dump(const struct nd_source *s, uint8_t family, struct nd_listeners *
 					 .idiag_states = 1u << STATE_LISTEN };
 
 	return nd_query(s, ND_GET_LISTENERS, &body, sizeof(body), nd_listener_message, l, &l->n,
-			reterr);
+			NULL, reterr);
 }
 
 int nd_listeners_scan(const struct nd_source *s, const struct nd_links *links,

@@ -18,7 +18,7 @@ static int query_ports(const struct nd_source *s, struct nd_devices *d, struct n
 		uint32_t index;
 	} body = { { sizeof(body), RDMA_NLDEV_ATTR_DEV_INDEX }, device->index };
 	int r = nd_query(s, ND_GET_RDMA_PORTS, &body, sizeof(body), nd_rdma_message, d,
-			 &device->n_ports, reterr);
+			 &device->n_ports, NULL, reterr);
 
 	/* the device is gone since the first dump */
 	return r == -ENODEV || r == -EINVAL ? 0 : r;
@@ -30,7 +30,7 @@ static int query_devices(const struct nd_source *s, struct nd_devices *d, bool *
 {
 	char path[ND_PATH_MAX];
 	struct dray_err err = DRAY_ERR_NULL;
-	int r = nd_query(s, ND_GET_RDMA_DEVICES, NULL, 0, nd_rdma_message, d, &d->n, &err);
+	int r = nd_query(s, ND_GET_RDMA_DEVICES, NULL, 0, nd_rdma_message, d, &d->n, NULL, &err);
 
 	/* a kernel without RDMA netlink may still show devices in sysfs */
 	if (r < 0 && r != -EBADMSG && !nd_is_transient(r))
@@ -43,8 +43,8 @@ static int query_devices(const struct nd_source *s, struct nd_devices *d, bool *
 	if (r < 0)
 		return dray_err_set(reterr, r, err.code, "%s", err.msg);
 	/* resource counts and the namespace mode are optional */
-	(void)nd_query(s, ND_GET_RDMA_RESOURCES, NULL, 0, nd_rdma_message, d, NULL, NULL);
-	(void)nd_query(s, ND_GET_RDMA_SYSTEM, NULL, 0, nd_rdma_message, d, NULL, NULL);
+	(void)nd_query(s, ND_GET_RDMA_RESOURCES, NULL, 0, nd_rdma_message, d, NULL, NULL, NULL);
+	(void)nd_query(s, ND_GET_RDMA_SYSTEM, NULL, 0, nd_rdma_message, d, NULL, NULL, NULL);
 	return 0;
 }
 

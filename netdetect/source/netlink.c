@@ -228,9 +228,10 @@ static int ask_once(const struct query *q)
 	return r < 0 ? r : receive(s, q);
 }
 
-static int ask_kernel(const struct query *q, size_t *count)
+static int ask_kernel(const struct query *q, size_t *count, uint64_t *sum)
 {
-	size_t before = count ? *count : 0;
+	size_t n_before = count ? *count : 0;
+	uint64_t sum_before = sum ? *sum : 0;
 	useconds_t pause = PAUSE_US;
 	int r = ask_once(q);
 
@@ -238,7 +239,9 @@ static int ask_kernel(const struct query *q, size_t *count)
 		usleep(pause);
 		pause = dray_min(2 * pause, (useconds_t)PAUSE_MAX_US);
 		if (count)
-			*count = before;
+			*count = n_before;
+		if (sum)
+			*sum = sum_before;
 		r = ask_once(q);
 	}
 	return r;
@@ -250,10 +253,10 @@ bool nd_is_transient(int r)
 }
 
 int nd_query(const struct nd_source *s, enum nd_request request, const void *body, size_t n,
-	     nd_message_fn fn, void *arg, size_t *count, struct dray_err *reterr)
+	     nd_message_fn fn, void *arg, size_t *count, uint64_t *sum, struct dray_err *reterr)
 {
 	struct query q = { &requests[request], body, n, fn, arg };
-	int r = nd_is_live(s) ? ask_kernel(&q, count) : replay(s, &q);
+	int r = nd_is_live(s) ? ask_kernel(&q, count, sum) : replay(s, &q);
 
 	if (r >= 0)
 		return 0;

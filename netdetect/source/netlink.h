@@ -43,8 +43,8 @@ bool nd_is_transient(int r);
 
 /*
  * Sends a request with n bytes of body, and calls fn for each message of the answer. An interrupted dump
- * (NLM_F_DUMP_INTR) or an overrun (ENOBUFS) is repeated up to 8 times, after pauses of 1 to 8 ms. count: the elements that fn has collected, or
- * NULL; it is set back to its first value before a repetition. 0, or -errno with reterr set.
+ * (NLM_F_DUMP_INTR) or an overrun (ENOBUFS) is repeated up to 8 times, after pauses of 1 to 8 ms. count, sum: the elements that
+ * fn has collected, and a sum over messages, or NULL; a repetition sets both back to their first values. 0, or -errno with reterr set.
  */
 int nd_query(const struct nd_source *s, enum nd_request request, const void *body, size_t n,
-	     nd_message_fn fn, void *arg, size_t *count, struct dray_err *reterr);
+	     nd_message_fn fn, void *arg, size_t *count, uint64_t *sum, struct dray_err *reterr);

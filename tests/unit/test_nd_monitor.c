@@ -5,6 +5,8 @@
 #include "netdetect/monitor.h"
 
 #include <errno.h>
+#include <libmnl/libmnl.h>
+#include <linux/rtnetlink.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
@@ -147,6 +149,48 @@ static void test_rules(void **state)
 	netns_run(rules);
 }
 
+/* The next answer with messages of this type is interrupted at its last message; 0: none is. */
+static uint16_t interrupted;
+
+ssize_t __real_mnl_socket_recvfrom(const struct mnl_socket *s, void *buf, size_t n);
+ssize_t __wrap_mnl_socket_recvfrom(const struct mnl_socket *s, void *buf, size_t n);
+ssize_t __wrap_mnl_socket_recvfrom(const struct mnl_socket *s, void *buf, size_t n)
+{
+	ssize_t got = __real_mnl_socket_recvfrom(s, buf, n);
+	struct nlmsghdr *h = buf, *last = NULL;
+
+	for (int left = (int)got; interrupted && mnl_nlmsg_ok(h, left);
+	     h = mnl_nlmsg_next(h, &left))
+		if (h->nlmsg_type == interrupted)
+			last = h;
+	if (last) {
+		last->nlmsg_flags |= NLM_F_DUMP_INTR;
+		interrupted = 0;
+	}
+	return got;
+}
+
+/* A repeated dump is the only one that counts. */
+static void interruptions(void)
+{
+	static const uint16_t types[] = { RTM_NEWROUTE, RTM_NEWRULE };
+	uint64_t hash;
+
+	lo_up();
+	batch("add", "10.1", 3);
+	hash = routes_hash();
+	for (unsigned i = 0; i < 2; i++) {
+		interrupted = types[i];
+		CHECK(routes_hash() == hash);
+		CHECK(!interrupted);
+	}
+}
+
+static void test_interruptions(void **state)
+{
+	netns_run(interruptions);
+}
+
 static void test_changes(void **state)
 {
 	netns_run(changes);
@@ -167,6 +211,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_changes),
 		cmocka_unit_test(test_rules),
+		cmocka_unit_test(test_interruptions),
 		cmocka_unit_test(test_storm),
 		cmocka_unit_test(test_scan_while_it_changes),
 	};
