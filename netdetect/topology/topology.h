@@ -7,11 +7,14 @@
 #include "netdetect/gpu/gpu.h"
 #include "netdetect/topology/pci.h"
 
+/* The longest list of CPU_SETSIZE CPUs: "0-1,3-4,6-7" and so on, 8 bytes for each pair of three-digit numbers. */
+#define ND_CPU_LIST_MAX 4096
+
 struct nd_node { /* NUMA */
 	int id;
 	cpu_set_t cpus;
-	uint64_t memory;    /* bytes */
-	char cpu_list[256]; /* as the kernel writes it */
+	uint64_t memory;                /* bytes */
+	char cpu_list[ND_CPU_LIST_MAX]; /* as the kernel writes it */
 };
 
 /* A GPU and an RDMA device. */

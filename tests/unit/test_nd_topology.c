@@ -205,6 +205,24 @@ static void nodes_and_their_cpus(void **state)
 	nd_topology_deinit(&t);
 }
 
+/* The lists are long where the numbers of two nodes alternate, and sysfs has no shorter form. */
+static void nodes_with_alternating_cpus(void **state)
+{
+	struct nd_topology t;
+	char list[4096];
+	size_t n = 0;
+
+	for (int cpu = 0; cpu < CPU_SETSIZE; cpu += 2)
+		n += (size_t)snprintf(list + n, sizeof(list) - n, "%s%d", cpu ? "," : "", cpu);
+	cm_file_write(cm_dir, "sys/devices/system/node/node0/cpulist", list);
+	scan(&t);
+	assert_string_equal(t.nodes[0].cpu_list, list);
+	assert_int_equal(CPU_COUNT(&t.nodes[0].cpus), CPU_SETSIZE / 2);
+	for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
+		assert_int_equal(!CPU_ISSET(cpu, &t.nodes[0].cpus), cpu % 2);
+	nd_topology_deinit(&t);
+}
+
 static void check_hidden(unsigned expected)
 {
 	struct nd_scan_options options = { .flags = 0 };
@@ -342,11 +360,12 @@ static void without_descriptors(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(distances),           TEST(equal_rnics_are_spread),
-		TEST(ports_that_are_down_come_last),   TEST(the_requested_number_is_chosen),
-		TEST(functions_that_are_gpus),         TEST(nodes_and_their_cpus),
-		TEST(hidden_gpus_are_counted),         TEST(a_failed_dump_fails_the_scan),
-		TEST(what_the_kernel_lacks_is_a_note), TEST(without_descriptors),
+		cmocka_unit_test(distances),         TEST(equal_rnics_are_spread),
+		TEST(ports_that_are_down_come_last), TEST(the_requested_number_is_chosen),
+		TEST(functions_that_are_gpus),       TEST(nodes_and_their_cpus),
+		TEST(nodes_with_alternating_cpus),   TEST(hidden_gpus_are_counted),
+		TEST(a_failed_dump_fails_the_scan),  TEST(what_the_kernel_lacks_is_a_note),
+		TEST(without_descriptors),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
