@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
 #include <malloc.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -36,6 +37,15 @@ static int run(struct config *config, const struct config_args *args)
 	return status;
 }
 
+/* Returns the exit status of a command that wrote to standard output. */
+static int output_end(int status)
+{
+	if (fflush(stdout) == 0 && !ferror(stdout))
+		return status;
+	fprintf(stderr, "drayd: cannot write to standard output: %s\n", dray_errno_text(errno));
+	return 1;
+}
+
 int main(int argc, char **argv)
 {
 	struct args args = ARGS_NULL;
@@ -59,8 +69,10 @@ int main(int argc, char **argv)
 	args.config.check = detect_check_config;
 	if (args.action == ARGS_HELP) {
 		args_help(stdout);
+		status = output_end(0);
 	} else if (args.action == ARGS_VERSION) {
 		args_version(stdout);
+		status = output_end(0);
 	} else if (config_load(&config, &args.config, &err) < 0) {
 		for (size_t i = 0; i < config.errors.n; i++)
 			fprintf(stderr, "drayd: %s\n", config.errors.v[i]);
@@ -71,7 +83,7 @@ int main(int argc, char **argv)
 		config_show(&config, stdout);
 		for (size_t i = 0; i < config.warnings.n; i++)
 			fprintf(stderr, "drayd: %s\n", config.warnings.v[i]);
-		status = agent_check(&config.v, stderr) < 0;
+		status = output_end(agent_check(&config.v, stderr) < 0);
 	} else {
 		status = run(&config, &args.config);
 	}

@@ -11,13 +11,13 @@ from harness import DRAYD, LIMIT
 @pytest.fixture
 def drayd(lab):
     """Runs drayd with the text of a configuration file; returns its status, output and errors."""
-    def run(text=None, *args, **env):
+    def run(text=None, *args, stdout=subprocess.PIPE, **env):
         argv = [DRAYD]
         if text is not None:
             run.file = lab.write("dray.conf", text)
             argv += ["--config", run.file]
         clean = {k: v for k, v in os.environ.items() if not k.startswith("DRAY_")}
-        done = subprocess.run([*argv, *args], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=LIMIT,
+        done = subprocess.run([*argv, *args], text=True, stdout=stdout, stderr=subprocess.PIPE, timeout=LIMIT,
                               env={**clean, **env})
         assert "Sanitizer" not in done.stderr and "runtime error" not in done.stderr, done.stderr
         return done
@@ -210,3 +210,10 @@ def test_file_of_the_running_agent(new_agent, lab):
             region(client)
         from harness import expect
         expect("quota", region, client)
+
+
+@pytest.mark.parametrize("argument", ["--check-config", "--help", "--version"])
+def test_output_that_cannot_be_written(drayd, argument):
+    with open("/dev/full", "w") as full:
+        done = drayd(None, argument, stdout=full)
+    assert (done.returncode, done.stderr) == (1, "drayd: cannot write to standard output: No space left on device\n")
