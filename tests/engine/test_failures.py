@@ -360,7 +360,8 @@ def test_used_transfer_id(pushing, policy):
     rig = pushing
     for_p, for_d = push_params(rig.p, rig.agent_p)
     prompt, other = rig.prompt(), rig.prompt()
-    waits = rig.d[policy].start(prompt, 1, for_d)
+    first = next(d for name, d in rig.d.items() if name != policy)
+    waits = first.start(prompt, 1, for_d)
     reference = rig.p.run(prompt, 1, for_p)
     assert waits.get(timeout=4 * LIMIT)["tokens"] == reference["tokens"]
     assert rig.p.run(other, 1, for_p)["params"] is None

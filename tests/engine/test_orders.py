@@ -36,6 +36,11 @@ def prompts(chance, names):
     return out
 
 
+def samples(chance):
+    """What the names of the requests of one request end with: mostly of a single one."""
+    return ["", "#1", "#2"][:chance.choice((1, 1, 1, 2, 3))]
+
+
 def at_once(chance, transfer_id):
     """Parameters for P and for D of a router that starts both."""
     return {**PREFILL, "transfer_id": transfer_id}, {
@@ -57,7 +62,7 @@ def one_order(world, seed):
     params = {name: at_once(chance, f"the transfer of {name}") for name in wanted
               if world.mode == "push" and chance.random() < 0.8}
     starts = [(p, name, 1, params.get(name, (PREFILL, None))[0]) for name in wanted] + \
-        [(d, name, chance.randrange(1, 4), params[name][1]) for name in params if chance.random() < 0.95]
+        [(d, name + sample, chance.randrange(1, 4), params[name][1]) for name in params if chance.random() < 0.95 for sample in samples(chance)]
     chance.shuffle(starts)
     sent.update(params)
     rough = chance.random() < 0.5  # otherwise no agent dies, and no time passes
@@ -83,18 +88,16 @@ def one_order(world, seed):
             world.now += chance.choice((1, 40))
         if starts and chance.random() < 0.5:
             side, name, tokens, given = starts.pop()
-            side.add(name, wanted[name], tokens, given)
+            side.add(name, wanted[name.partition("#")[0]], tokens, given)
             if side is d:
                 at_d.append(name)
         for request_id, (_, params) in list(p.answers.items()):
             if request_id in wanted and request_id not in sent and chance.random() < 0.5:
                 sent.add(request_id)
                 if chance.random() < 0.9:  # otherwise the router never sends it
-                    at_d.append(request_id)
-                    d.add(request_id, wanted[request_id], chance.randrange(1, 4), params)
-                    if params and chance.random() < 0.1:  # a router that sends it twice
-                        at_d.append(request_id + "-again")
-                        d.add(request_id + "-again", wanted[request_id], 1, params)
+                    for sample in samples(chance):
+                        at_d.append(request_id + sample)
+                        d.add(request_id + sample, wanted[request_id], chance.randrange(1, 4), params)
         world.check()
     world.settle()
     for request_id in at_d:

@@ -223,13 +223,14 @@ def test_unknown_transfer_id(world, caplog):
     nothing_left(world)
 
 
-def test_two_announcements(world, caplog):
+def test_another_prompt_with_the_same_transfer_id(world):
+    """D takes it for a sample of the same request, and computes it."""
     announce(world, STEP)
     world.d.add("again", prompt(STEP, 5), 1, FOR_D)
     turns(world, world.d, n=3)
     world.p.add("r", prompt(STEP), 1, FOR_P)
     turns(world, world.p, world.d, n=8)
-    assert world.d.answers["r"][0] == "LENGTH" and "has been used" in caplog.text
+    assert world.d.answers["r"][0] == world.d.answers["again"][0] == "LENGTH" and world.seen["notified"] == 2
     nothing_left(world)
 
 

@@ -19,7 +19,7 @@ import enum
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from .. import errors
@@ -43,6 +43,7 @@ __all__ = ["Receiver"]
 
 _logger = logging.getLogger("vllm.dray")
 _AGENTS_MAX = 256  # ids of other engines' agents that are remembered
+_USED_MAX = 1024  # transfers that are remembered after their requests
 _OPENING = 3.0  # seconds until an engine whose agent was restarted has opened its mailbox again, after its own request has come
 _PAUSE = 0.1  # seconds until a letter is posted again that met no mailbox
 _MARGIN = 5.0  # seconds that a right outlives the deadline, at which this side ends it
@@ -55,11 +56,28 @@ class _State(enum.Enum):
     DONE = enum.auto()
 
 
+class _Transfer:
+    """A transfer of P, for all requests that come with it: P writes once, and vLLM makes a request for each of `n` samples, all with the same parameters.
+
+    users: requests that may still load. loader: the one that does; the others wait for it, because they find its whole blocks in the engine's cache.
+    used: P writes for no other request. error: why the load has failed, and those of the others fail.
+    """
+
+    __slots__ = ("error", "loader", "used", "users")
+
+    def __init__(self) -> None:
+        self.users: set[str] = set()
+        self.loader: _Load | None = None
+        self.used = False
+        self.error: errors.Error | None = None
+
+
 class _Load:
     """A request of D. target: None if its parameters were refused; error says why."""
 
     def __init__(self, request_id: str) -> None:
         self.request_id, self.state = request_id, _State.MATCHED
+        self.transfer = _Transfer()
         self.target: Target | None = None
         self.error: errors.Error | None = None
         self.first = self.end = 0
@@ -106,16 +124,21 @@ class Receiver:
         self._ending: dict[Grant, _Load] = {}  # rights whose end the agent has not confirmed
         self._dropped: list[str] = []
         self._agents: dict[tuple[str, str], bytes] = {}  # of other engines, by segment and engine id
+        self._transfers: dict[Target, _Transfer] = {}  # of requests that may still load
+        self._used: dict[Target, _Transfer] = {}  # the last other ones
         self.kept = Kept()
 
     # --- hooks --------------------------------------------------------------------------------------
 
-    def match(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
-        """How many tokens behind the computed ones P is asked for."""
+    def match(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """How many tokens behind the computed ones P is asked for; None: the engine asks again in the next step."""
         load = self._loads.get(request.request_id)
         if load is None:
             load = self._loads[request.request_id] = self._first_sight(request)
-        if load.state is not _State.MATCHED:
+        transfer = load.transfer
+        if load.state is _State.MATCHED and transfer.loader is not None:
+            return None, False
+        if load.state is not _State.MATCHED or transfer.used and transfer.error is None:
             return 0, False
         load.first, load.end = num_computed_tokens, self._ranks.wanted(request.num_prompt_tokens)
         count = load.end - load.first
@@ -128,6 +151,10 @@ class Receiver:
             load.target = read_target(params)
         except errors.Error as e:
             load.error = e
+        else:
+            load.transfer = self._transfers.get(load.target) or self._used.pop(load.target, None) or load.transfer
+            self._transfers[load.target] = load.transfer
+            load.transfer.users.add(load.request_id)
         for token in offered_tokens(params):  # of a P in mode 'pull', which gets its blocks back
             try:
                 self._grants.acquire(token, request.request_id).release()
@@ -141,9 +168,12 @@ class Receiver:
         if load is None or load.state is not _State.MATCHED:
             return
         if num_external_tokens <= 0:
-            load.state = _State.DONE
-            self._withdraw(load)
+            self._leave(load)
             return
+        transfer = load.transfer
+        if not transfer.used:
+            transfer.used, transfer.loader = True, load
+        load.error = load.error or transfer.error
         load.state, load.blocks = _State.LENDING, blocks
         load.end = load.first + num_external_tokens
         load.began = time.monotonic()
@@ -179,14 +209,20 @@ class Receiver:
         """The request has ended; nothing is loaded for it any more."""
         load = self._loads.pop(request.request_id, None)
         if load is None:
-            if wants_prefill(request.kv_transfer_params):  # it ended before the scheduler looked at it
-                self._withdraw(self._first_sight(request))
-        elif load.state is _State.MATCHED:
-            self._withdraw(load)
-        elif load.state is not _State.DONE:
+            if not wants_prefill(request.kv_transfer_params):
+                return
+            load = self._first_sight(request)  # it ended before the scheduler looked at it
+        elif load.request_id in self._waiting:
             self._end(load)
             self._withdraw(load)
             self._dropped.append(load.request_id)
+        self._leave(load)
+
+    def received(self, request_ids: Iterable[str]) -> None:
+        """The engine hears how these loads have ended."""
+        for request_id in request_ids:
+            if load := self._loads.get(request_id):
+                self._leave(load)
 
     def step(self, metadata: StepMetadata) -> None:
         """Goes on with all loads that wait; tells the workers which have ended."""
@@ -203,8 +239,10 @@ class Receiver:
                 error = self._announce(load, now)
             if error is not None:
                 metadata.failed[load.request_id] = str(error)
+                load.transfer.error = error.with_traceback(None)
                 self._end(load)
-                self._withdraw(load)
+                if load.transfer.loader is load:
+                    self._withdraw(load)
         metadata.dropped += self._dropped
         self._dropped.clear()
 
@@ -292,6 +330,23 @@ class Receiver:
                     self._grants.end(grant)
         load.blocks = None
 
+    def _leave(self, load: _Load) -> None:
+        """Nothing is loaded for a request, or no longer. The last request of a transfer that none has loaded withdraws it."""
+        load.state, transfer, target = _State.DONE, load.transfer, load.target
+        if load.request_id not in transfer.users:
+            return
+        transfer.users.remove(load.request_id)
+        if transfer.loader is load:
+            transfer.loader = None
+        if transfer.users or target is None:
+            return
+        if not transfer.used:
+            transfer.used = True
+            self._withdraw(load)
+        while len(self._used) >= _USED_MAX:
+            self._used.pop(next(iter(self._used)))
+        self._used[target] = self._transfers.pop(target)
+
     def _withdraw(self, load: _Load) -> None:
         """Tells P that it keeps blocks for nobody. If the letter is lost, P finds out by the rights, or when they expire."""
         if load.target is None:
@@ -344,4 +399,4 @@ class Receiver:
     @property
     def idle(self) -> bool:
         """True if nothing is kept for any request; for tests."""
-        return not (self._loads or self._waiting or self._by_tag or self._ending or self._dropped or len(self.kept))
+        return not (self._loads or self._transfers or self._waiting or self._by_tag or self._ending or self._dropped or len(self.kept))

@@ -103,6 +103,7 @@ class PushSide:
                 self._sender.failed(key, reason)
             for (key, number), ranks in metadata.pushed.items():
                 self._sender.reported(key, number, ranks)
+        self._receiver.received(output.finished_recving or ())
 
     # --- events -------------------------------------------------------------------------------------
 
