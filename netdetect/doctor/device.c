@@ -32,8 +32,9 @@ static bool is_of_others(const struct nd_device *d)
 
 	EACH_PORT(d, p)
 	{
-		if (p->gids.n)
-			return false;
+		for (size_t i = 0; i < p->gids.n; i++)
+			if (p->layer == ND_LAYER_INFINIBAND || p->gids.v[i].netdev[0])
+				return false;
 		unmapped += p->gids.unmapped;
 	}
 	return unmapped;

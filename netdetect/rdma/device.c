@@ -112,18 +112,44 @@ bool nd_gid_is_unset(const struct in6_addr *gid)
 	return IN6_IS_ADDR_UNSPECIFIED(gid) || IN6_ARE_ADDR_EQUAL(gid, &prefix);
 }
 
-int nd_port_add_gid(struct nd_port *p, uint32_t index, enum nd_gid_type type,
-		    const struct in6_addr *gid, const struct nd_link *link)
+/* The kernel also makes a GID of the MAC alone, by addrconf_ifid_eui48(): the driver chooses the two bytes in the middle. */
+static bool is_of_mac(const struct in6_addr *gid, const struct nd_link *link)
 {
-	struct nd_gid g = { .index = index,
-			    .type = type,
-			    .class = nd_gid_class_of(gid),
-			    .gid = *gid,
-			    .ifindex = link ? link->ifindex : 0,
-			    .netdev_up = link && link->up };
+	const uint8_t *id = gid->s6_addr + 8, *mac = link->mac;
 
-	if (link)
-		memcpy(g.netdev, link->name, sizeof(g.netdev));
+	return IN6_IS_ADDR_LINKLOCAL(gid) && link->mac_n == 6 && ((id[0] ^ mac[0]) & ~2) == 0 &&
+	       !memcmp(id + 1, mac + 1, 2) && !memcmp(id + 5, mac + 3, 3);
+}
+
+static bool has_address(const struct nd_links *links, const struct nd_link *link,
+			const struct in6_addr *a)
+{
+	for (size_t i = 0; i < links->n_addrs; i++)
+		if (links->addrs[i].ifindex == link->ifindex &&
+		    IN6_ARE_ADDR_EQUAL(&links->addrs[i].addr, a))
+			return true;
+	return false;
+}
+
+void nd_gid_set_link(struct nd_gid *g, const struct nd_links *links, const struct nd_link *link)
+{
+	if (link && !is_of_mac(&g->gid, link) && !has_address(links, link, &g->gid))
+		link = NULL;
+	g->ifindex = link ? link->ifindex : 0;
+	g->netdev_up = link && link->up;
+	memcpy(g->netdev, link ? link->name : "", link ? sizeof(g->netdev) : 1);
+}
+
+int nd_port_add_gid(struct nd_port *p, uint32_t index, enum nd_gid_type type,
+		    const struct in6_addr *gid, const struct nd_links *links,
+		    const struct nd_link *link)
+{
+	struct nd_gid g = {
+		.index = index, .type = type, .class = nd_gid_class_of(gid), .gid = *gid
+	};
+
+	nd_gid_set_link(&g, links, link);
+	p->gids.unmapped += type != ND_GID_IB && !g.netdev[0];
 	return DRAY_APPEND(p->gids.v, p->gids.n, g);
 }
 

@@ -43,8 +43,8 @@ struct nd_gid {
 struct nd_gids {
 	struct nd_gid *v; /* once ranked: best first, rejected ones last */
 	size_t n;
-	uint32_t table;    /* entries of the port, used or not */
-	uint32_t unmapped; /* entries in sysfs that this namespace cannot use (EINVAL on the type) */
+	uint32_t table; /* entries of the port, used or not */
+	uint32_t unmapped; /* entries of other network namespaces; sysfs hides some of them from v (EINVAL on the type) */
 };
 
 /* NULL if every GID is rejected. */

@@ -8,9 +8,16 @@ struct ibv_device;
 
 /* device.c: all zero, or the subnet prefix fe80::/64 alone. */
 bool nd_gid_is_unset(const struct in6_addr *gid);
-/* device.c: adds a table entry. link: the netdev of the GID, or NULL. A P_Key of 0 is unset. 0 or -ENOMEM. */
+/*
+ * device.c: sets the netdev of a GID. link: the one here with the index or the name that the kernel gives for the GID, or NULL. Where
+ * network namespaces share devices, the kernel lists the GIDs of all of them, each with the index and the name of its netdev there. So the
+ * GID has this netdev only if it is an address of it.
+ */
+void nd_gid_set_link(struct nd_gid *g, const struct nd_links *links, const struct nd_link *link);
+/* device.c: adds a table entry. link: as for nd_gid_set_link(). A P_Key of 0 is unset. 0 or -ENOMEM. */
 int nd_port_add_gid(struct nd_port *p, uint32_t index, enum nd_gid_type type,
-		    const struct in6_addr *gid, const struct nd_link *link);
+		    const struct in6_addr *gid, const struct nd_links *links,
+		    const struct nd_link *link);
 int nd_port_add_pkey(struct nd_port *p, uint16_t index, uint16_t value);
 
 /* sysfs.c: adds the devices of /sys/class/infiniband. 0 or -ENOMEM. */

@@ -12,12 +12,9 @@
 static int keep_gids(struct nd_gids *g, const struct nd_gids *before, const struct nd_links *links)
 {
 	for (size_t i = 0; i < before->n; i++) {
-		const struct nd_link *link = nd_link_by_index(links, before->v[i].ifindex);
 		struct nd_gid kept = before->v[i];
 
-		kept.netdev_up = link && link->up;
-		kept.ifindex = link ? link->ifindex : 0;
-		memcpy(kept.netdev, link ? link->name : "", link ? sizeof(kept.netdev) : 1);
+		nd_gid_set_link(&kept, links, nd_link_by_index(links, kept.ifindex));
 		if (DRAY_APPEND(g->v, g->n, kept) < 0)
 			return -ENOMEM;
 	}

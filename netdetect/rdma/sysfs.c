@@ -200,7 +200,7 @@ static int read_gid(const struct table *t, uint32_t index)
 	}
 	nd_read_text(t->s, text, sizeof(text), CLASS "/%s/ports/%u/gid_attrs/ndevs/%u", device,
 		     p->number, index);
-	return nd_port_add_gid(p, index, type, &gid,
+	return nd_port_add_gid(p, index, type, &gid, t->links,
 			       *text ? nd_link_by_name(t->links, text) : NULL);
 }
 

@@ -120,6 +120,7 @@ static int query_gids(struct ibv_context *context, const struct nd_links *links,
 		if (!p || nd_gid_is_unset(&gid))
 			continue;
 		if (nd_port_add_gid(p, entries[i].gid_index, type_of(entries[i].gid_type), &gid,
+				    links,
 				    nd_link_by_index(links, (int)entries[i].ndev_ifindex)) < 0)
 			return -ENOMEM;
 	}

@@ -160,6 +160,10 @@ class Machine:
             self.link(f"/sys/class/net/{name}/device", pci)
             self.file(f"/sys/class/net/{name}/speed", str(speed if up and speed else -1))
 
+    def local(self, name):
+        """The link-local address that the kernel makes of the interface's MAC."""
+        return f"fe80::ff:fe00:{self.ifindex[name]:x}"
+
     def address(self, name, text, scope=0):
         a = ipaddress.ip_interface(text)
         family = socket.AF_INET if a.version == 4 else socket.AF_INET6

@@ -12,8 +12,7 @@ def nic(m, path, numa, device=CX7):
 
 def roce(m, name, netdev, v4=None, v6=None, *, up=True, mtu=9000, first=0, **more):
     """A port with a GID table as the kernel fills it: link-local first, each address as RoCE v1 and v2."""
-    local = f"fe80::{m.ifindex[netdev]:x}:1"
-    addresses = [a for a in (local, v4, v6) if a]
+    addresses = [a for a in (m.local(netdev), v4, v6) if a]
     gids = [(first + 2 * i + k, a, kind, netdev) for i, a in enumerate(addresses) for k, kind in enumerate(("v1", "v2"))]
     m.rdma(name, netdev=netdev, guid=0xB83FD20300000000 + m.ifindex[netdev], gids=gids if up else (), state=4 if up else 1, **more)
 
@@ -137,7 +136,7 @@ def bonded_roce():
     m.address("bond0.300", "10.31.0.5/24")
     m.route("0.0.0.0/0", "bond0", "10.30.0.1")
     m.rdma("mlx5_bond_0", pci=one, guid=0xB83FD203001122, netdev="bond0", rate="100 Gb/sec (4X EDR)",
-           gids=[(0, "fe80::2:1", "v1", "bond0"), (1, "fe80::2:1", "v2", "bond0"), (2, "10.31.0.5", "v1", "bond0.300"),
+           gids=[(0, m.local("bond0"), "v1", "bond0"), (1, m.local("bond0"), "v2", "bond0"), (2, "10.31.0.5", "v1", "bond0.300"),
                  (3, "10.31.0.5", "v2", "bond0.300"), (4, "10.30.0.5", "v1", "bond0"), (5, "10.30.0.5", "v2", "bond0")])
     return m
 
@@ -185,7 +184,7 @@ def ipv6_only():
     pci = nic(m, ("pci0000:3a", "0000:3a:00.0", "0000:3b:00.0"), 0)
     m.interface("eth0", mtu=9000, speed=200000, pci=pci)
     m.address("eth0", "2001:db8:7::11/64")
-    m.address("eth0", "fe80::2:1/64", scope=253)
+    m.address("eth0", f"{m.local('eth0')}/64", scope=253)
     m.route("::/0", "eth0", "fe80::1")
     roce(m, "mlx5_0", "eth0", None, "2001:db8:7::11", pci=pci)
     return m
@@ -197,7 +196,7 @@ def link_local_only():
     m.node(0, "0-15")
     pci = nic(m, ("pci0000:3a", "0000:3a:00.0", "0000:3b:00.0"), 0)
     m.interface("eth0", mtu=1500, speed=100000, pci=pci)
-    m.address("eth0", "fe80::2:1/64", scope=253)
+    m.address("eth0", f"{m.local('eth0')}/64", scope=253)
     roce(m, "mlx5_0", "eth0", pci=pci)
     return m
 
@@ -220,8 +219,9 @@ def no_netdev_gids():
         pci = nic(m, ("pci0000:3a", f"0000:3a:0{i}.0", f"0000:3{i + 11:x}:00.0"), 0)
         m.interface(f"eth{i}", mtu=9000, speed=100000, pci=pci)
         m.address(f"eth{i}", f"10.8.{i}.4/24")
+        m.address(f"eth{i}", "169.254.3.4/16", scope=253)
         m.rdma(f"mlx5_{i}", pci=pci, guid=i + 1, netdev=f"eth{i}", rate="100 Gb/sec (4X EDR)",
-               gids=[(0, "fe80::2:1", "v2", f"eth{i}"), (1, "203.0.113.9", "v2", None), (10, f"10.8.{i}.4", "v2", f"eth{i}"),
+               gids=[(0, m.local(f"eth{i}"), "v2", f"eth{i}"), (1, "203.0.113.9", "v2", None), (10, f"10.8.{i}.4", "v2", f"eth{i}"),
                      (2, "169.254.3.4", "v2", f"eth{i}")])
     return m
 

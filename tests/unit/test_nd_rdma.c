@@ -320,12 +320,19 @@ static void no_rdma_is_not_an_error(void **state)
 
 static void roce_of_sysfs(void **state)
 {
-	struct nd_link eth0 = { .ifindex = 2, .name = "eth0", .mtu = 9000, .up = true };
-	struct nd_links links = { .links = &eth0, .n_links = 1 };
+	struct nd_link eth0 = { .ifindex = 2,
+				.name = "eth0",
+				.mtu = 9000,
+				.up = true,
+				.mac = { 0xa0, 0x88, 0xc2, 0x12, 0x34, 0x56 },
+				.mac_n = 6 };
+	struct nd_addr addr = { .ifindex = 2, .family = AF_INET };
+	struct nd_links links = { &eth0, 1, &addr, 1, NULL, 0, 0 };
 	int fds = cm_fds_count();
 	const struct nd_gid *g;
 	const struct nd_port *p;
 
+	nd_addr_set(&addr.addr, AF_INET, (uint8_t[]){ 10, 0, 0, 1 });
 	record_roce("mlx5_0");
 	scan(&links);
 	assert_int_equal(cm_fds_count(), fds);
@@ -350,13 +357,22 @@ static void roce_of_sysfs(void **state)
 	assert_int_equal(g->index, 10);
 	assert_int_equal(g->type, ND_GID_ROCE_V2);
 	assert_string_equal(g->netdev, "eth0");
+	/* made of the MAC; no such address is assigned */
+	assert_string_equal(p->gids.v[1].netdev, "eth0");
+	assert_int_equal(p->gids.unmapped, 0);
 }
 
 static void netdev_elsewhere_is_not_used(void **state)
 {
-	struct nd_links none = { 0 };
+	struct nd_link eth0 = { .ifindex = 2, .name = "eth0", .up = true, .mac_n = 6 };
+	struct nd_links none = { 0 }, same_name = { .links = &eth0, .n_links = 1 };
 
 	record_roce("mlx5_0");
+	/* sysfs gives only the name of a netdev, which another namespace may have as well */
+	scan(&same_name);
+	assert_null(nd_gids_best(&devices.v[0].ports[0].gids));
+	assert_int_equal(devices.v[0].ports[0].gids.unmapped, 2);
+	nd_devices_deinit(&devices);
 	/* a netdev of another namespace is listed but not used */
 	scan(&none);
 	assert_int_equal(devices.v[0].ports[0].gids.n, 2);

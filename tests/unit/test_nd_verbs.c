@@ -136,7 +136,8 @@ int __wrap_ibv_destroy_ah(struct ibv_ah *ah)
 }
 
 static struct nd_link eth0 = { .ifindex = IFINDEX, .name = "eth0", .up = true };
-static struct nd_links links = { .links = &eth0, .n_links = 1 };
+static struct nd_addr addrs[2]; /* of port 1 and of port 2 */
+static struct nd_links links = { .links = &eth0, .n_links = 1, .addrs = addrs, .n_addrs = 2 };
 static struct nd_devices before, now;
 
 /* A scan of the device after `old`, or the first one. */
@@ -165,6 +166,10 @@ static int setup(void **state)
 	device.mtu = IBV_MTU_4096;
 	device.layer = IBV_LINK_LAYER_ETHERNET;
 	eth0.up = true;
+	for (uint8_t i = 0; i < 2; i++) {
+		addrs[i] = (struct nd_addr){ .ifindex = IFINDEX, .family = AF_INET };
+		nd_addr_set(&addrs[i].addr, AF_INET, (uint8_t[]){ 10, 0, 0, i + 1 });
+	}
 	before = scan(NULL);
 	return 0;
 }
@@ -255,6 +260,21 @@ static void kept_gids_follow_their_netdev(void **state)
 	assert_false(now.v->ports[0].gids.v[0].netdev_up);
 }
 
+/* The kernel names the netdev by its index in its own network namespace, where eth0 is another one. */
+static void gids_of_other_namespaces_have_no_netdev(void **state)
+{
+	const struct nd_port *p;
+
+	addrs[0].ifindex = IFINDEX + 1;
+	now = scan(NULL);
+	p = now.v->ports;
+	assert_int_equal(p[0].gids.v[0].ifindex, 0);
+	assert_string_equal(p[0].gids.v[0].netdev, "");
+	assert_int_equal(p[0].gids.unmapped, 1);
+	has_tables(&p[1]);
+	assert_int_equal(p[1].gids.unmapped, 0);
+}
+
 static void another_device_inherits_nothing(void **state)
 {
 	device.gids = EIO;
@@ -316,6 +336,7 @@ int main(void)
 		T(failed_port_is_named_if_nothing_was_known),
 		T(kept_until_a_scan_succeeds),
 		T(kept_gids_follow_their_netdev),
+		T(gids_of_other_namespaces_have_no_netdev),
 		T(another_device_inherits_nothing),
 		T(failed_pkeys_count_on_infiniband_only),
 		T(device_without_memory_is_kept),

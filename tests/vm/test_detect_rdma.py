@@ -145,3 +145,31 @@ def test_flap():
     run("ip", "link", "set", "d0", "up")
     p = until(lambda p: p["state"] == "ACTIVE" and best_is("10.9.0.1")(p))
     assert best(p)["proof"] == "ok"
+
+
+@pytest.fixture
+def pod():
+    """A network namespace with a macvlan on d0, whose index there is that of d1 here."""
+    run("modprobe", "macvlan")
+    run("ip", "netns", "add", "pod")
+    run("ip", "link", "add", "link", "d0", "name", "mv0", "index", "77", "type", "macvlan", "mode", "bridge")
+    run("ip", "link", "set", "mv0", "netns", "pod")
+    run("ip", "-n", "pod", "addr", "add", "10.9.0.0/24", "dev", "mv0")
+    run("ip", "-n", "pod", "link", "set", "mv0", "up")
+    run("ip", "link", "add", "d1", "index", "77", "type", "dummy")
+    run("ip", "link", "set", "d1", "up")
+    yield ("ip", "netns", "exec", "pod")
+    run("ip", "link", "delete", "d1")
+    run("ip", "netns", "delete", "pod")
+
+
+def test_gids_of_other_namespaces_are_not_used(pod):
+    """Namespaces share devices: the kernel gives each of them the GIDs of all, with the index of the netdev in its own namespace."""
+    p = until(lambda p: any(g["address"] == "10.9.0.0" for g in p["gids"]))
+    assert best(p)["address"] == "10.9.0.1"
+    assert {g["address"] for g in p["gids"] if g["netdev"] == "d1"} == set()
+    (other,) = [g for g in p["gids"] if g["address"] == "10.9.0.0"]
+    assert other["rejected"] and "no netdev in this network namespace" in other["reason"]
+    assert p["gids_unmapped"] == sum(not g["netdev"] for g in p["gids"])
+    there = json.loads(run(*pod, DRAYCTL, "detect", "--json"))["devices"][0]["ports"][0]
+    assert best(there)["address"] == "10.9.0.0" and best(there)["netdev"] == "mv0"
