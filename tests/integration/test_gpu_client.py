@@ -5,6 +5,7 @@ import ctypes
 import gc
 import fcntl
 import os
+import pickle
 
 import dray
 import pytest
@@ -353,6 +354,28 @@ def test_words_of_streams(driver, tmp_path):
         driver.set(fail_at=0)
         words = cuda.StreamWords(client)
     words.close()
+
+
+def test_closed_words(driver, tmp_path):
+    """Arrays and slices of the view keep the memory of closed words, and nothing else does."""
+    with Agent(tmp_path / "sock") as agent, agent.client() as client:
+        driver.set(current=1)
+        words = cuda.StreamWords(client, 3)
+        word = words[1]
+        word.value = 7
+        part, array = words.view[1:], pickle.PickleBuffer(words.view)  # an array of numpy holds its buffer in this way
+        words.close()
+        assert part[0] == array.raw()[4] == 7 and driver.get("registered") == 1
+        assert not words.region.handle and len(words) == 3
+        expect("invalid", lambda: word.value)
+        expect("invalid", setattr, word, "value", 8)
+        expect("invalid", word.write, None, 8)
+        part.release()
+        assert array.raw()[4] == 7
+        array.release()
+        words = word = None
+        gc.collect()
+        assert driver.get("registered") == 0
 
 
 # --- allocating ---------------------------------------------------------------------------------------

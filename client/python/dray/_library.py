@@ -282,6 +282,7 @@ _RELEASED: dict[str, tuple[Any, ...]] = {
     "dray_cuda_free": (None, c_uint64, c_uint64, c_int),
     "dray_cuda_words_new": (c_int, _d, c_uint, POINTER(c_void_p)),
     "dray_cuda_words_free": (None, _d, c_void_p),
+    "dray_region_remove": (c_int, _d, c_uint64),
 }
 
 

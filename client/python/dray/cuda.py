@@ -17,7 +17,9 @@ current one. Errors of the driver are errors.GpuLost, errors.NoMemory and errors
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import weakref
 from collections.abc import Iterable, Iterator
 from ctypes import byref, c_int, c_uint32, c_uint64, c_void_p, create_string_buffer
 from types import TracebackType
@@ -233,10 +235,12 @@ class StreamWord:
     @property
     def value(self) -> int:
         """Value that the CPU sees. Set it if a transfer failed that a stream waits for."""
+        self.words._in_use()
         return int(self.words.view[self.index])
 
     @value.setter
     def value(self, value: int) -> None:
+        self.words._in_use()
         self.words.view[self.index] = arguments.number("the value of a word", value, (1 << 32) - 1)
 
     def write(self, stream: Any, value: int) -> None:
@@ -257,7 +261,8 @@ class StreamWords:
 
     A CUDA context must be current on this thread. PyTorch makes one current at its first CUDA call
     of the thread. Blocks until the region is registered. region: their Region. view: the words as a
-    memoryview of 32-bit numbers. The object owns the memory until close().
+    memoryview of 32-bit numbers. The memory is freed by close(), or with the last array or slice made
+    of the view.
     """
 
     def __init__(self, client: Client, count: int = 1) -> None:
@@ -271,11 +276,11 @@ class StreamWords:
         handle = lib.held.dray_cuda_word(words, 0, 0).region
         self.region: Region = Region(client, "words", 3, handle, count * 4, self)
         client._regions[handle] = self.region
-        memory = (c_uint32 * count).from_address(lib.held.dray_cuda_words_memory(words))
-        self.view: memoryview = memoryview(memory).cast("B").cast("I")
+        self._memory: Any = (c_uint32 * count).from_address(lib.held.dray_cuda_words_memory(words))
+        self.view: memoryview = memoryview(self._memory).cast("B").cast("I")
 
     def __len__(self) -> int:
-        return len(self.view)
+        return self.region.length // 4
 
     def __getitem__(self, index: int) -> StreamWord:
         if not 0 <= index < len(self):
@@ -285,11 +290,15 @@ class StreamWords:
     def __iter__(self) -> Iterator[StreamWord]:
         return (StreamWord(self, i) for i in range(len(self)))
 
-    def _enqueue(self, function: Any, stream: Any, index: int, value: int, *how: int) -> None:
+    def _in_use(self) -> c_void_p:
+        """The library's words."""
         if self._words is None:
             raise errors.Invalid("the words are closed", fix="Make new StreamWords.")
+        return self._words
+
+    def _enqueue(self, function: Any, stream: Any, index: int, value: int, *how: int) -> None:
         why = create_string_buffer(lib.WHY_SIZE)
-        code = function(self._words, _stream(stream), index,
+        code = function(self._in_use(), _stream(stream), index,
                         arguments.number("the value of a word", value, (1 << 32) - 1), *how, why, len(why))
         if code:
             raise errors.make(code, lib.text(why.value))
@@ -297,18 +306,21 @@ class StreamWords:
     def close(self) -> None:
         """Removes the region, which blocks, and frees the words. May be called twice.
 
-        No stream may use the words, nor any program the view, any more.
+        No stream may use the words any more. An array or a slice made of the view keeps the memory.
         """
         words, self._words = self._words, None
         if words is None:
             return
         client = self._client
-        client._regions.pop(self.region.handle, None)
-        self.region.handle = 0
-        self.view.release()
         with client._blocking:
-            # without the session the library frees only the memory
-            lib.released.dray_cuda_words_free(client._d or 0, words)
+            if client._d and self.region.handle:
+                lib.released.dray_region_remove(client._d, self.region.handle)
+        self.region._withdraw()
+        # without a session the library frees only the memory
+        weakref.finalize(self._memory, lib.released.dray_cuda_words_free, 0, words).atexit = False
+        self._memory = None
+        with contextlib.suppress(BufferError):  # an array uses the view
+            self.view.release()
 
     def __enter__(self) -> StreamWords:
         return self
