@@ -81,6 +81,15 @@ static const char *long_name(const struct ctl_verb *verb, const char *arg)
 	return arg;
 }
 
+/* No value is an option, or the end of the options, unless it is behind =. */
+static bool is_value(const struct ctl_verb *verb, const char *arg)
+{
+	if (arg[0] != '-' || !arg[1])
+		return true;
+	arg = long_name(verb, arg);
+	return strcmp(arg, "--") != 0 && option_find(verb, arg, strcspn(arg, "=")) == CTL_OPTION_N;
+}
+
 static int option_take(struct ctl *c, int argc, char *const *argv, int *i)
 {
 	const char *arg = long_name(c->verb, argv[*i]), *value = NULL;
@@ -99,9 +108,7 @@ static int option_take(struct ctl *c, int argc, char *const *argv, int *i)
 	if (o->value && c->values[id] && id >= CTL_OPTION_GLOBAL_N)
 		return ctl_misuse(c, "%s is given twice; give it once", o->name);
 	if (o->value && !value && !o->optional) {
-		/* no value is the name of an option, unless it is behind = */
-		if (*i + 1 >= argc ||
-		    option_find(c->verb, argv[*i + 1], strcspn(argv[*i + 1], "=")) != CTL_OPTION_N)
+		if (*i + 1 >= argc || !is_value(c->verb, argv[*i + 1]))
 			return ctl_misuse(c, "%s needs a value: %s", o->name, o->value);
 		value = argv[++*i];
 	}
