@@ -8,6 +8,7 @@ const struct kubernetes_parameter kubernetes_parameters[KUBERNETES_PARAMETER_N] 
 	{ "image", "dray:0.1.0", false, NULL },
 	{ "imagePullPolicy", "IfNotPresent", false, "Always|IfNotPresent|Never" },
 	{ "keySecret", "dray-key", true, NULL },
+	{ "configMap", "", true, NULL },
 	{ "capabilities", "", true, NULL },
 	{ "rdmaResource", "", true, NULL },
 	{ "rdmaCount", "1", false, NULL },
@@ -19,6 +20,7 @@ const struct kubernetes_parameter kubernetes_parameters[KUBERNETES_PARAMETER_N] 
 
 const struct kubernetes_condition kubernetes_conditions[KUBERNETES_CONDITIONS_N] = {
 	{ "key", KUBERNETES_PARAMETER_KEYSECRET },
+	{ "config", KUBERNETES_PARAMETER_CONFIGMAP },
 	{ "root", KUBERNETES_PARAMETER_CAPABILITIES },
 	{ "rdma", KUBERNETES_PARAMETER_RDMARESOURCE },
 };
@@ -40,6 +42,8 @@ const struct kubernetes_refusal kubernetes_refusals[KUBERNETES_REFUSALS_N] = {
 	  "a volume is named dray-state" },
 	{ KUBERNETES_REFUSAL_NAME, "volumes", "dray-keys",
 	  "a volume is named dray-keys" },
+	{ KUBERNETES_REFUSAL_NAME, "volumes", "dray-config",
+	  "a volume is named dray-config" },
 	{ KUBERNETES_REFUSAL_MOUNT, "/run/dray", "",
 	  "a container mounts something at /run/dray" },
 	{ KUBERNETES_REFUSAL_MISSING, "", "",
@@ -47,34 +51,35 @@ const struct kubernetes_refusal kubernetes_refusals[KUBERNETES_REFUSALS_N] = {
 };
 
 const char kubernetes_sidecar[] =
-	"{\"name\":\"dray\",\"image\":\"${image}\",\"imagePullPolicy\":\"${imagePullPolicy}\",\"restartPolicy\":\"Always\",\"e"
-	"nv\":[{\"name\":\"DRAY_NODE_ADDRESSES\",\"valueFrom\":{\"fieldRef\":{\"fieldPath\":\"status.hostIPs\"}}},{\"name\":"
-	"\"DRAY_DATA_MODE\",\"value\":\"0666\"},{\"name\":\"DRAY_HTTP_LISTEN\",\"value\":\"${address}:7412\"},{\"name\":\"DRAY"
-	"_HTTP_PROBE_LISTEN\",\"value\":\"${address}:7413\"},{\"name\":\"DRAY_LOG_LEVEL\",\"value\":\"${logLevel}\"},{\"whe"
-	"n\":\"key\",\"then\":{\"name\":\"DRAY_PEER_KEY_FILE\",\"value\":\"/etc/dray/keys/key\"}},{\"when\":\"key\",\"then\":{\"n"
-	"ame\":\"DRAY_PEER_ACCEPT_KEY_FILE\",\"value\":\"/etc/dray/keys/accept\"}}],\"ports\":[{\"name\":\"dray-peer\",\"co"
-	"ntainerPort\":7411,\"protocol\":\"TCP\"},{\"name\":\"dray-metrics\",\"containerPort\":7412,\"protocol\":\"TCP\"},{\""
-	"name\":\"dray-health\",\"containerPort\":7413,\"protocol\":\"TCP\"}],\"startupProbe\":{\"httpGet\":{\"path\":\"/heal"
-	"thz\",\"port\":\"dray-health\"},\"periodSeconds\":1,\"timeoutSeconds\":5,\"failureThreshold\":60},\"livenessProb"
-	"e\":{\"httpGet\":{\"path\":\"/healthz\",\"port\":\"dray-health\"},\"periodSeconds\":10,\"timeoutSeconds\":5,\"failur"
-	"eThreshold\":3,\"terminationGracePeriodSeconds\":5},\"readinessProbe\":{\"httpGet\":{\"path\":\"/readyz\",\"port"
-	"\":\"dray-health\"},\"periodSeconds\":5,\"timeoutSeconds\":5,\"failureThreshold\":2},\"lifecycle\":{\"preStop\":{"
-	"\"exec\":{\"command\":[\"drayctl\",\"drain\",\"--when-unused\",\"--wait\",\"--stay\"]}}},\"securityContext\":{\"when\""
-	":\"root\",\"then\":{\"runAsUser\":0,\"runAsGroup\":0,\"runAsNonRoot\":false,\"allowPrivilegeEscalation\":false,\""
-	"readOnlyRootFilesystem\":true,\"capabilities\":{\"drop\":[\"ALL\"],\"add\":[\"split\",\"capabilities\"]},\"seccomp"
-	"Profile\":{\"type\":\"RuntimeDefault\"}},\"else\":{\"runAsUser\":65532,\"runAsGroup\":0,\"runAsNonRoot\":true,\"al"
-	"lowPrivilegeEscalation\":false,\"readOnlyRootFilesystem\":true,\"capabilities\":{\"drop\":[\"ALL\"]},\"seccomp"
-	"Profile\":{\"type\":\"RuntimeDefault\"}}},\"resources\":{\"requests\":{\"when\":\"rdma\",\"then\":{\"cpu\":\"${cpu}\",\""
-	"memory\":\"${memory}\",\"${rdmaResource}\":\"${rdmaCount}\"},\"else\":{\"cpu\":\"${cpu}\",\"memory\":\"${memory}\"}},"
-	"\"limits\":{\"when\":\"rdma\",\"then\":{\"memory\":\"${memory}\",\"${rdmaResource}\":\"${rdmaCount}\"},\"else\":{\"memo"
-	"ry\":\"${memory}\"}}},\"volumeMounts\":[{\"name\":\"dray-run\",\"mountPath\":\"/run/dray\"},{\"name\":\"dray-state\","
-	"\"mountPath\":\"/var/lib/dray\"},{\"when\":\"key\",\"then\":{\"name\":\"dray-keys\",\"mountPath\":\"/etc/dray/keys\",\""
-	"readOnly\":true}}]}";
+	"{\"name\":\"dray\",\"image\":\"${image}\",\"imagePullPolicy\":\"${imagePullPolicy}\",\"restartPolicy\":\"Always\",\"a"
+	"rgs\":{\"when\":\"config\",\"then\":[\"--config\",\"/etc/dray/config/drayd.conf\"],\"else\":[]},\"env\":[{\"name\":\"D"
+	"RAY_NODE_ADDRESSES\",\"valueFrom\":{\"fieldRef\":{\"fieldPath\":\"status.hostIPs\"}}},{\"name\":\"DRAY_DATA_MODE"
+	"\",\"value\":\"0666\"},{\"name\":\"DRAY_HTTP_LISTEN\",\"value\":\"${address}:7412\"},{\"name\":\"DRAY_HTTP_PROBE_LIS"
+	"TEN\",\"value\":\"${address}:7413\"},{\"name\":\"DRAY_LOG_LEVEL\",\"value\":\"${logLevel}\"},{\"when\":\"key\",\"then\""
+	":{\"name\":\"DRAY_PEER_KEY_FILE\",\"value\":\"/etc/dray/keys/key\"}},{\"when\":\"key\",\"then\":{\"name\":\"DRAY_PEER"
+	"_ACCEPT_KEY_FILE\",\"value\":\"/etc/dray/keys/accept\"}}],\"ports\":[{\"name\":\"dray-peer\",\"containerPort\":74"
+	"11,\"protocol\":\"TCP\"},{\"name\":\"dray-metrics\",\"containerPort\":7412,\"protocol\":\"TCP\"},{\"name\":\"dray-hea"
+	"lth\",\"containerPort\":7413,\"protocol\":\"TCP\"}],\"startupProbe\":{\"httpGet\":{\"path\":\"/healthz\",\"port\":\"dr"
+	"ay-health\"},\"periodSeconds\":1,\"timeoutSeconds\":5,\"failureThreshold\":60},\"livenessProbe\":{\"httpGet\":{"
+	"\"path\":\"/healthz\",\"port\":\"dray-health\"},\"periodSeconds\":10,\"timeoutSeconds\":5,\"failureThreshold\":3,\""
+	"terminationGracePeriodSeconds\":5},\"readinessProbe\":{\"httpGet\":{\"path\":\"/readyz\",\"port\":\"dray-health\""
+	"},\"periodSeconds\":5,\"timeoutSeconds\":5,\"failureThreshold\":2},\"lifecycle\":{\"preStop\":{\"exec\":{\"comman"
+	"d\":[\"drayctl\",\"drain\",\"--when-unused\",\"--wait\",\"--stay\"]}}},\"securityContext\":{\"when\":\"root\",\"then\":"
+	"{\"runAsUser\":0,\"runAsGroup\":0,\"runAsNonRoot\":false,\"allowPrivilegeEscalation\":false,\"readOnlyRootFil"
+	"esystem\":true,\"capabilities\":{\"drop\":[\"ALL\"],\"add\":[\"split\",\"capabilities\"]},\"seccompProfile\":{\"type"
+	"\":\"RuntimeDefault\"}},\"else\":{\"runAsUser\":65532,\"runAsGroup\":0,\"runAsNonRoot\":true,\"allowPrivilegeEsc"
+	"alation\":false,\"readOnlyRootFilesystem\":true,\"capabilities\":{\"drop\":[\"ALL\"]},\"seccompProfile\":{\"type"
+	"\":\"RuntimeDefault\"}}},\"resources\":{\"requests\":{\"when\":\"rdma\",\"then\":{\"cpu\":\"${cpu}\",\"memory\":\"${memo"
+	"ry}\",\"${rdmaResource}\":\"${rdmaCount}\"},\"else\":{\"cpu\":\"${cpu}\",\"memory\":\"${memory}\"}},\"limits\":{\"when"
+	"\":\"rdma\",\"then\":{\"memory\":\"${memory}\",\"${rdmaResource}\":\"${rdmaCount}\"},\"else\":{\"memory\":\"${memory}\""
+	"}}},\"volumeMounts\":[{\"name\":\"dray-run\",\"mountPath\":\"/run/dray\"},{\"name\":\"dray-state\",\"mountPath\":\"/v"
+	"ar/lib/dray\"},{\"when\":\"key\",\"then\":{\"name\":\"dray-keys\",\"mountPath\":\"/etc/dray/keys\",\"readOnly\":true}"
+	"},{\"when\":\"config\",\"then\":{\"name\":\"dray-config\",\"mountPath\":\"/etc/dray/config\",\"readOnly\":true}}]}";
 
 const char kubernetes_volumes[] =
 	"[{\"name\":\"dray-run\",\"emptyDir\":{\"sizeLimit\":\"16Mi\"}},{\"name\":\"dray-state\",\"emptyDir\":{\"sizeLimit\":\"2"
 	"56Mi\"}},{\"when\":\"key\",\"then\":{\"name\":\"dray-keys\",\"secret\":{\"secretName\":\"${keySecret}\",\"defaultMode\""
-	":288}}}]";
+	":288}}},{\"when\":\"config\",\"then\":{\"name\":\"dray-config\",\"configMap\":{\"name\":\"${configMap}\"}}}]";
 
 const char kubernetes_variable[] =
 	"{\"name\":\"DRAY_SOCKET\",\"value\":\"/run/dray/dray.sock\"}";

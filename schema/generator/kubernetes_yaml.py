@@ -40,6 +40,8 @@ class Static:
         return self.string(node)
 
     def lines(self, node, indent=""):
+        if not node:
+            return [f"{indent}{json.dumps(node)}"]
         if isinstance(node, dict):
             return [line for key, value in node.items() for line in self.entry(f"{indent}{self.scalar(key)}:", value, indent)]
         return [line for item in node for line in self.item(item, indent)]

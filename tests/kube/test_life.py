@@ -2,6 +2,7 @@
 """The injected sidecar with the settings of its container, in the order in which a kubelet starts and ends it."""
 
 import contextlib
+import json
 import os
 import pathlib
 import signal
@@ -83,12 +84,13 @@ class Pod:
 
     def __init__(self, container, folder):
         self.container, self.folder = container, folder
-        self.paths = {"/run/dray": folder / "run", "/var/lib/dray": folder / "state", "/etc/dray/keys": folder / "keys"}
+        self.paths = {"/run/dray": folder / "run", "/var/lib/dray": folder / "state", "/etc/dray/keys": folder / "keys", "/etc/dray/config": folder / "config"}
         for path in self.paths.values():
             path.mkdir()
             path.chmod(0o777)
         (folder / "keys/key").write_text("0123456789abcdef" * 2)
         (folder / "keys/key").chmod(0o440)
+        (folder / "config/drayd.conf").write_text('limits: { store_bytes = "16MiB"; };\nlog: { level = "error"; };\n')
         self.ports = free_ports(len(PORTS))
         env = {e["name"]: e["value"] if "value" in e else "127.0.0.1" for e in container["env"]}
         # without a mount namespace, the paths of the container are in the folder
@@ -106,11 +108,17 @@ class Pod:
             text = text.replace(f":{port}", f":{self.ports[i]}")
         return text
 
+    def drayd(self, log):
+        return self.start(BUILD / "drayd", *map(self.here, self.container["args"]), stdout=log, stderr=log)
+
     def start(self, *argv, **how):
         return subprocess.Popen([*self.user, *argv], env={"PATH": os.environ["PATH"], **self.env}, **how)
 
     def drayctl(self, *argv, **how):
         return self.start(BUILD / "drayctl", *argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **how)
+
+    def setting(self, key):
+        return json.loads(self.drayctl("config", "explain", key, "--json").communicate(timeout=LIMIT)[0])["value"]
 
     def probe(self, name):
         """The status of an httpGet, or None if nothing listens."""
@@ -139,20 +147,22 @@ def base():
     subprocess.run(["rm", "-rf", folder], check=True)
 
 
-@pytest.mark.parametrize("capabilities", ["", "IPC_LOCK"])
-def test_life_of_a_sidecar(base, capabilities, tmp_path):
-    """It is ready before the engine starts. No transfer of the engine is lost while the pod ends, and the agent ends with 0 after the engine."""
-    (tmp_path / "parameters").write_text(yaml.safe_dump({"capabilities": capabilities}))
+@pytest.mark.parametrize(("capabilities", "config", "store"), [("", "", "0"), ("IPC_LOCK", "dray-config", "16MiB")])
+def test_life_of_a_sidecar(base, capabilities, config, store, tmp_path):
+    """It is ready before the engine starts, and has the settings of its ConfigMap. No transfer of the engine is lost while the pod ends,
+    and the agent ends with 0 after the engine."""
+    (tmp_path / "parameters").write_text(yaml.safe_dump({"capabilities": capabilities, "configMap": config}))
     container = yaml.safe_load(inject(POD, "--parameters", tmp_path / "parameters"))["spec"]["initContainers"][0]
     pod = Pod(container, base)
     with (base / "log").open("w") as log:
-        agent = pod.start(BUILD / "drayd", stdout=log, stderr=log)
+        agent = pod.drayd(log)
     engine = hook = None
     try:
         pod.until("startupProbe", 200)
         pod.until("readinessProbe", 200)
         log_text = (base / "log").read_text()  # an unknown variable would be a warning
         assert " warning " not in log_text and " error " not in log_text, log_text
+        assert (pod.setting("limits.store_bytes"), pod.setting("log.level")) == (store, "info"), "the environment takes precedence"
         libraries = {**os.environ, "PYTHONPATH": str(ROOT / "client/python")}
         engine = subprocess.Popen(["setpriv", "--reuid=2000", "--regid=2000", "--clear-groups", sys.executable, "-c", ENGINE, base / "run/dray.sock"],
                                   env=libraries, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -186,7 +196,7 @@ def test_out_of_memory(base, tmp_path):
 
     def start_agent():
         with (base / "log").open("a") as log:
-            processes.append(pod.start(BUILD / "drayd", stdout=log, stderr=log))
+            processes.append(pod.drayd(log))
         pod.until("readinessProbe", 200)
         return processes[-1]
 

@@ -51,10 +51,13 @@ def check_sidecar(pod, values):
     assert sidecar["resources"] == {"requests": {"cpu": values["cpu"], "memory": values["memory"], **devices}, "limits": {"memory": values["memory"], **devices}}
     keys = [v for v in pod["spec"]["volumes"] if v["name"] == "dray-keys"]
     assert [v["secret"]["secretName"] for v in keys] == ([values["keySecret"]] if values["keySecret"] else [])
+    configs = [v["configMap"]["name"] for v in pod["spec"]["volumes"] if v["name"] == "dray-config"]
+    assert configs == ([values["configMap"]] if values["configMap"] else [])
+    assert sidecar["args"] == (["--config", "/etc/dray/config/drayd.conf"] if configs else [])
     assert {m["name"] for m in sidecar["volumeMounts"]} <= set(volumes)
     env = {e["name"]: e.get("value") for e in sidecar["env"]}
     assert ("DRAY_PEER_KEY_FILE" in env) == bool(keys) and env["DRAY_HTTP_LISTEN"] == values["address"] + ":7412"
-    assert not any("secret" not in v and "emptyDir" not in v for v in pod["spec"]["volumes"] if v["name"].startswith("dray-"))
+    assert all(v.keys() & {"secret", "emptyDir", "configMap"} for v in pod["spec"]["volumes"] if v["name"].startswith("dray-"))
 
 
 def check_rest(pod, after):

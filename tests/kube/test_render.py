@@ -34,7 +34,7 @@ def test_chart_and_kustomize_render_the_same_objects(part):
 @pytest.mark.parametrize("version", VERSIONS)
 def test_schemas(version):
     everything = helm("daemonset.tenants={a,b}", "networkPolicy.namespaces={x,y}", "monitoring.enabled=true", "parameters.capabilities=IPC_LOCK",
-                      "parameters.rdmaResource=rdma/hca", "daemonset.nodeSelector.gpu=yes", "daemonset.tolerations[0].operator=Exists")
+                      "parameters.rdmaResource=rdma/hca", "parameters.configMap=c", "daemonset.nodeSelector.gpu=yes", "daemonset.tolerations[0].operator=Exists")
     for thing in everything.values():
         if thing["kind"] not in OPERATOR and (version != "1.35" or "MutatingAdmission" not in thing["kind"]):
             validate(version, thing)
@@ -42,13 +42,17 @@ def test_schemas(version):
 
 def test_parameters_reach_the_daemonset():
     """With RDMA it has capabilities and the devices; without, neither. Each tenant has folders of its own."""
-    things = helm("daemonset.tenants={a,b}", "parameters.capabilities=IPC_LOCK\\, SYS_NICE ", "parameters.rdmaResource=rdma/hca", "parameters.keySecret=k")
+    things = helm("daemonset.tenants={a,b}", "parameters.capabilities=IPC_LOCK\\, SYS_NICE ", "parameters.rdmaResource=rdma/hca", "parameters.keySecret=k",
+                  "parameters.configMap=c")
     sets = {name: o["spec"]["template"]["spec"] for (kind, _, name), o in things.items() if kind == "DaemonSet"}
     assert set(sets) == {"dray-a", "dray-b"}
     for tenant in "ab":
         (agent,) = sets[f"dray-{tenant}"]["containers"]
         assert agent["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK", "SYS_NICE"]}
         assert agent["resources"]["limits"]["rdma/hca"] == "1" and "restartPolicy" not in agent
+        mounts = {m["name"]: m["mountPath"] for m in agent["volumeMounts"]}
+        assert agent["args"] == ["--config", mounts["dray-config"] + "/drayd.conf"]
+        assert {"name": "dray-config", "configMap": {"name": "c"}} in sets[f"dray-{tenant}"]["volumes"]
         paths = {v["hostPath"]["path"] for v in sets[f"dray-{tenant}"]["volumes"] if "hostPath" in v}
         assert paths == {f"/run/dray/{tenant}", f"/var/lib/dray/{tenant}"}
     (agent,) = helm("daemonset.tenants={a}")[("DaemonSet", "dray-system", "dray-a")]["spec"]["template"]["spec"]["containers"]
