@@ -171,13 +171,13 @@ PARTS = (
     ("network-policy", None, "range $namespace := .Values.networkPolicy.namespaces", {"network-policy": sidecar_network}),
     ("monitoring", "if .Values.monitoring.enabled", None, {"pod-monitor": pod_monitor}),
 )
-SCHEDULING = """      {{- with $.Values.daemonset.nodeSelector }}
-      nodeSelector: {{- toYaml . | nindent 8 }}
-      {{- end }}
-      {{- with $.Values.daemonset.tolerations }}
-      tolerations: {{- toYaml . | nindent 8 }}
-      {{- end }}
-"""
+# Values of the chart for the pods of the DaemonSet: the field of the pod that each of them is.
+IN_METADATA, IN_SPEC = ("annotations",), ("nodeSelector", "tolerations", "priorityClassName", "imagePullSecrets")
+
+
+def optional(field):
+    """A field of a pod template, which exists if the chart's value is not empty."""
+    return f"      {{{{- with $.Values.daemonset.{field} }}}}\n      {field}: {{{{- toYaml . | nindent 8 }}}}\n      {{{{- end }}}}\n"
 
 
 def static_object(schema, node):
@@ -188,7 +188,8 @@ def static_object(schema, node):
 def helm_template(schema, node, condition, loop):
     body = "\n".join(Helm(schema.conditions).lines(node)) + "\n"
     if node["kind"] == "DaemonSet":
-        body += SCHEDULING
+        head, template = "  template:\n    metadata:\n", "".join(map(optional, IN_METADATA))
+        body = body.replace(head, head + template) + "".join(map(optional, IN_SPEC))
     around = loop or condition
     begin = "{{- $p := .Values.parameters }}\n" if "$p." in body else ""
     if around:
@@ -218,8 +219,13 @@ inject:
 # A DaemonSet for each tenant, such as [team-a, team-b].
 daemonset:
   tenants: []
+  # Annotations of the pods, such as k8s.v1.cni.cncf.io/networks for a second network by Multus.
+  annotations: {}
   nodeSelector: {}
   tolerations: []
+  priorityClassName: ""
+  # Secrets for the registry of the image, in the namespace of the release, such as [{name: registry}].
+  imagePullSecrets: []
 # A NetworkPolicy in each of these namespaces, which contain engines with sidecars.
 networkPolicy:
   namespaces: []
@@ -251,14 +257,15 @@ def values_schema(schema):
 
     tenants = labels(52)  # the name of a pod, dray-TENANT-xxxxx, is limited to 63
     text, parameters = {"type": "string"}, {p["name"]: parameter(p) for p in schema.parameters}
+    texts = {"type": "object", "additionalProperties": text}
     toleration = closed(key=text, operator=text, value=text, effect=text, tolerationSeconds={"type": "integer"})
     return json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", "$comment": LICENCE, **closed(
         ["parameters", "inject", "daemonset", "networkPolicy", "monitoring"], **{"global": {"type": "object"}},
         enabled={"type": "boolean", "description": "Of the condition under which another chart depends on this one."},
         parameters=closed([p["name"] for p in schema.parameters if not p["optional"]], **parameters),
         inject=closed(["apiVersion"], enabled={"type": "boolean"}, apiVersion={"enum": ["v1", "v1beta1", "v1alpha1"]}),
-        daemonset=closed(tenants=tenants, nodeSelector={"type": "object", "additionalProperties": text},
-                         tolerations={"type": "array", "items": toleration}),
+        daemonset=closed(tenants=tenants, annotations=texts, nodeSelector=texts, tolerations={"type": "array", "items": toleration},
+                         priorityClassName=text, imagePullSecrets={"type": "array", "items": closed(["name"], name=text)}),
         networkPolicy=closed(["monitoringNamespace"], namespaces=labels(63), monitoringNamespace=label(63)),
         monitoring=closed(enabled={"type": "boolean"}))}, indent=2) + "\n"
 

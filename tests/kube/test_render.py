@@ -71,11 +71,27 @@ def test_values_that_helm_passes_as_numbers_and_to_subcharts():
     assert (values["cpu"], values["memory"], values["rdmaCount"]) == ("1", "536870912", "2")
 
 
+def test_pods_of_the_daemonset_fit_the_cluster(tmp_path):
+    """Annotations, such as those for a second network by Multus, priority, and secrets for a registry."""
+    given = {"annotations": {"k8s.v1.cni.cncf.io/networks": '[{"name": "roce"}]', "number": "1"}, "priorityClassName": "system-node-critical",
+             "imagePullSecrets": [{"name": "registry"}], "nodeSelector": {"gpu": "true"}, "tolerations": [{"operator": "Exists", "tolerationSeconds": 5}]}
+    (tmp_path / "values.yaml").write_text(yaml.safe_dump({"daemonset": {"tenants": ["a", "b"], **given}}))
+    things = [o for o in yaml.safe_load_all(run("helm", "template", "dray", CHART, "--values", tmp_path / "values.yaml")) if o and o["kind"] == "DaemonSet"]
+    assert len(things) == 2
+    for thing in things:
+        pod = thing["spec"]["template"]
+        assert {"annotations": pod["metadata"]["annotations"], **{k: pod["spec"][k] for k in given if k != "annotations"}} == given
+        assert pod["metadata"]["labels"].items() >= thing["spec"]["selector"]["matchLabels"].items()
+        for version in VERSIONS:
+            validate(version, thing)
+
+
 @pytest.mark.parametrize(("setting", "name"), [
     ("parameters.imgae=x", "imgae"), ("parameters.image=a\"b", "image"), ("inject.apiVersion=v2", "apiVersion"), ("daemonset.tenants={../x}", "tenants"),
     ("parameters.image=1", "image"), ("parameters.image=", "/parameters/image"), ("parameters.cpu=null", "cpu"), ("parameters=null", "parameters"),
     ("parameters.memory=", "/parameters/memory"), ("parameters.imagePullPolicy=Sometimes", "imagePullPolicy"), ("parameters.logLevel=loud", "logLevel"),
     ("inject=null", "missing property 'inject'"), ("inject.apiVersion=null", "missing property 'apiVersion'"), ("networkPolicy.monitoringNamespace=null", "monitoringNamespace"),
+    ("daemonset.annotations.a=1", "/daemonset/annotations/a"), ("daemonset.imagePullSecrets={registry}", "/daemonset/imagePullSecrets/0"),
     ("daemonset.nodeSelector.gpu=true", "/daemonset/nodeSelector/gpu"), ("daemonset.tolerations[0].value=1", "/daemonset/tolerations/0/value"),
     ("daemonset.tolerations[0].efect=NoSchedule", "efect"), ("networkPolicy.namespaces={" + 64 * "n" + "}", "namespaces"), ("daemonset.tenants={" + 53 * "n" + "}", "tenants")])
 def test_wrong_values_are_refused(setting, name):
