@@ -100,8 +100,9 @@ static const char *link_name(const struct nd_links *l, int ifindex)
 static void rate_route(struct pair *p, const struct nd_gid *g, const char *remote)
 {
 	const struct nd_links *links = p->links;
+	const struct nd_link *vrf = nd_link_vrf(links, g->ifindex);
 	struct nd_next_hop hop;
-	int r = nd_route_to(p->s, links, &p->remote->gid, &g->gid, g->ifindex, &hop);
+	int r = nd_route_to(p->s, links, &p->remote->gid, &g->gid, vrf ? vrf->ifindex : 0, &hop);
 	bool same;
 
 	if (r < 0) {

@@ -109,8 +109,8 @@ struct nd_next_hop {
 
 /*
  * How packets from one address to another leave this host: asks the kernel (RTM_GETROUTE), or looks in the routes of
- * a recorded machine (longest prefix, then lowest metric), without those of VRFs. ifindex: the netdev of `from`, whose VRF routes them;
- * 0: none does. 0; -ENETUNREACH; another -errno if the kernel could not be asked now.
+ * a recorded machine (longest prefix, then lowest metric), without those of VRFs. device: index of the VRF that routes them, or of the
+ * interface that they must leave by; 0: none. 0; -ENETUNREACH; another -errno if the kernel could not be asked now.
  */
 int nd_route_to(const struct nd_source *s, const struct nd_links *l, const struct in6_addr *to,
-		const struct in6_addr *from, int ifindex, struct nd_next_hop *ret);
+		const struct in6_addr *from, int device, struct nd_next_hop *ret);

@@ -130,6 +130,17 @@ bool nd_path_step(struct nd_path *p, bool late)
 	}
 }
 
+/* What the socket is bound to, such as the VRF of a process that `ip vrf exec` has started; 0: nothing. */
+static int device_of(int fd)
+{
+	char name[IF_NAMESIZE] = "";
+	socklen_t n = sizeof(name);
+
+	if (getsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, name, &n) < 0 || !n)
+		return 0;
+	return (int)if_nametoindex(name);
+}
+
 int nd_path_open(struct nd_path *p, const struct dray_addr *to)
 {
 	struct in6_addr there = dray_addr_in6(to), here;
@@ -146,7 +157,7 @@ int nd_path_open(struct nd_path *p, const struct dray_addr *to)
 		return -errno;
 	dray_addr_set_port(&p->from, 0);
 	here = dray_addr_in6(&p->from);
-	r = nd_route_to(&ND_SOURCE_LIVE, NULL, &there, &here, 0, &hop);
+	r = nd_route_to(&ND_SOURCE_LIVE, NULL, &there, &here, device_of(p->fd), &hop);
 	if (r < 0)
 		return r;
 	if (!if_indextoname((unsigned)hop.ifindex, p->interface))

@@ -56,9 +56,9 @@ static size_t put_addr(uint8_t *p, uint16_t type, const struct in6_addr *a, uint
 	return put_attr(p, type, bytes, n);
 }
 
-/* vrf: NULL, or the one of the address `from`: the kernel looks in its table only if the request names it. */
-static int ask_kernel(const struct in6_addr *to, const struct in6_addr *from,
-		      const struct nd_link *vrf, struct nd_next_hop *ret)
+/* device: 0, or a VRF: the kernel looks in its table only if the request names it. */
+static int ask_kernel(const struct in6_addr *to, const struct in6_addr *from, int device,
+		      struct nd_next_hop *ret)
 {
 	uint8_t body[128] = { 0 }, family = family_of(to), bits = family == AF_INET ? 32 : 128;
 	struct rtmsg m = { .rtm_family = family, .rtm_dst_len = bits, .rtm_src_len = bits };
@@ -68,8 +68,8 @@ static int ask_kernel(const struct in6_addr *to, const struct in6_addr *from,
 	memcpy(body, &m, sizeof(m));
 	n += put_addr(body + n, RTA_DST, to, family);
 	n += put_addr(body + n, RTA_SRC, from, family);
-	if (vrf)
-		n += put_attr(body + n, RTA_OIF, &vrf->ifindex, sizeof(vrf->ifindex));
+	if (device)
+		n += put_attr(body + n, RTA_OIF, &device, sizeof(device));
 	r = nd_query(&ND_SOURCE_LIVE, ND_GET_ROUTE_TO, body, n, hop_message, ret, NULL, NULL, NULL);
 	if (r < 0)
 		return nd_is_transient(r) ? r : -ENETUNREACH;
@@ -111,9 +111,7 @@ static int look_up(const struct nd_links *l, const struct in6_addr *to, struct n
 }
 
 int nd_route_to(const struct nd_source *s, const struct nd_links *l, const struct in6_addr *to,
-		const struct in6_addr *from, int ifindex, struct nd_next_hop *ret)
+		const struct in6_addr *from, int device, struct nd_next_hop *ret)
 {
-	if (!nd_is_live(s))
-		return look_up(l, to, ret);
-	return ask_kernel(to, from, ifindex ? nd_link_vrf(l, ifindex) : NULL, ret);
+	return nd_is_live(s) ? ask_kernel(to, from, device, ret) : look_up(l, to, ret);
 }

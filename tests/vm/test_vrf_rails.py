@@ -4,6 +4,7 @@
 import pytest
 from conftest import Rail, listed, run, write
 from harness import MIB, Side, until
+from test_doctor_peer import findings, wrong
 
 ADDRESSES = {"ipv4": ["10.91.0.1/24", "10.91.0.2/24"], "ipv6": ["fd91::1/64", "fd91::2/64"]}
 
@@ -49,5 +50,21 @@ def test_reached_by_the_table_of_its_vrf(rdma_lab, vrf_rail, family):
         assert path["reason"] == f"same subnet on {vrf_rail.netdev[0]}, {ends[1]}"
         here.client.write(here.region, remote, [(0, 0, 64)])
         until(lambda: listed(agents[0], "paths")[0]["state"] == "up", "queue pairs")
+    for agent in agents:
+        agent.stop()
+
+
+@pytest.mark.parametrize("family", ADDRESSES)
+def test_doctor_of_agents_in_vrfs(rdma_lab, vrf_rail, family):
+    """The routes of agents that `ip vrf exec` has started are those of their VRFs."""
+    hosts = [a.partition("/")[0] for a in ADDRESSES[family]]
+    listen = [f"[{h}]:7411" if ":" in h else f"{h}:7411" for h in hosts]
+    settings = {"rdma.devices": "none", "peer.allow_insecure": "true"}
+    agents = [rdma_lab.lab.agent(f"vrf{side}", settings=settings, listen=[listen[side]], wrap=["ip", "vrf", "exec", f"vrf{side}"]).start()
+              for side in (0, 1)]
+    found = findings(agents[0], listen[1], status=1)
+    assert [f[:3] for f in wrong(found)] == [("key", way, "warning") for way in ("to", "from")]
+    routes = [f["text"].rpartition(" (")[0] for f in found if f["check"] == "route"]
+    assert routes == [f"by {vrf_rail.netdev[side]}, from {host if family == 'ipv4' else f'[{host}]'}" for side, host in enumerate(hosts)]
     for agent in agents:
         agent.stop()
