@@ -14,15 +14,17 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static void check_owners(const redisReply *r)
 {
-	char owners[ANSWER_OWNERS_MAX][DRAY_ADDR_TEXT_MAX], again[DRAY_ADDR_TEXT_MAX];
+	struct answer_owner owners[ANSWER_OWNERS_MAX];
+	char again[DRAY_ADDR_TEXT_MAX];
 	int n = answer_owners(r, owners);
 
 	dray_assert(n <= ANSWER_OWNERS_MAX && (n >= 0) == (r->type == REDIS_REPLY_ARRAY));
 	for (int i = 0; i < n; i++) {
 		struct dray_addr a;
 
-		dray_assert(dray_addr_parse(owners[i], &a) == 0 && dray_addr_port(&a));
-		dray_assert(!strcmp(dray_addr_show(&a, again, sizeof(again)), owners[i]));
+		dray_assert(dray_addr_parse(owners[i].segment, &a) == 0 && dray_addr_port(&a));
+		dray_assert(!strcmp(dray_addr_show(&a, again, sizeof(again)), owners[i].segment));
+		dray_assert(owners[i].until_ms >= 0);
 	}
 }
 

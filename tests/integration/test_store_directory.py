@@ -153,6 +153,27 @@ def test_stale_entry(new_redis, agents):
         assert here.get(b"late") == Status.NOT_FOUND and redis.owners(b"late") == [a.listen[0]]
 
 
+def test_an_entry_that_is_made_anew(new_redis, agents):
+    """An entry that was stale, and that its agent has made again before it is removed, stays."""
+    redis = new_redis()
+    a, c = agents(redis.url, "a", "c", store__peer_timeout="10s", peer__heartbeat_limit="20s")
+    with User(a, space="kv"), User(c, space="kv") as here:
+        redis.command("ZADD", name_of(b"again"), 1 << 50, a.listen[0])
+        a.process.send_signal(signal.SIGSTOP)
+        try:
+            get = threading.Thread(target=here.get, args=(b"again",))
+            get.start()
+            until(lambda: counters(c)["dray_store_directory_named_total"] == 1, "the question to the agent")
+            redis.command("ZADD", name_of(b"again"), (1 << 50) + 1, a.listen[0])
+        finally:
+            a.process.send_signal(signal.SIGCONT)
+        get.join()
+        assert counters(c)["dray_store_directory_stale_total"] == 1
+        # behind the removal, on the same connection
+        assert here.has(b"none") == [False]
+        assert redis.owners(b"again") == [a.listen[0]]
+
+
 @pytest.mark.parametrize("entry", ["203.0.113.7:7411", "example.com:7411", "", "x" * 5000, "10.0.0.1:0", "\r\n*1\r\n", b"\xff\x00\x01"])
 def test_entries_of_strangers(new_redis, agents, entry):
     """An address is used only if it is that of an agent in store.peers."""

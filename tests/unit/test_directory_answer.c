@@ -187,25 +187,32 @@ static void release(void)
 
 static void test_owners(void **state)
 {
-	char owners[ANSWER_OWNERS_MAX][DRAY_ADDR_TEXT_MAX];
+	struct answer_owner owners[ANSWER_OWNERS_MAX];
 
 	assert_int_equal(answer_owners(answer("*0\r\n"), owners), 0);
 	release();
-	/* in one form alone; what is no address is left out, and so is the fifth */
-	assert_int_equal(
-		answer_owners(answer("*7\r\n$4\r\nhost\r\n:7\r\n$-1\r\n$10\r\n10.0.0.2:1\r\n"
-				     "$17\r\n[2001:DB8:0::1]:2\r\n$10\r\n10.0.0.2:0\r\n"
-				     "$8\r\na.test:1\r\n"),
-			      owners),
-		2);
-	assert_string_equal(owners[0], "10.0.0.2:1");
-	assert_string_equal(owners[1], "[2001:db8::1]:2");
+	/* in one form alone; what is no address or has no time is left out */
+	assert_int_equal(answer_owners(answer("*13\r\n$4\r\nhost\r\n$2\r\n10\r\n:7\r\n$2\r\n11\r\n"
+					      "$-1\r\n$2\r\n12\r\n$10\r\n10.0.0.2:1\r\n"
+					      "$13\r\n1795000000000\r\n$17\r\n[2001:DB8:0::1]:2\r\n"
+					      "$3\r\ninf\r\n$10\r\n10.0.0.2:0\r\n$2\r\n13\r\n"
+					      "$10\r\n10.0.0.2:3\r\n"),
+				       owners),
+			 2);
+	assert_string_equal(owners[0].segment, "10.0.0.2:1");
+	assert_int_equal(owners[0].until_ms, 1795000000000);
+	assert_string_equal(owners[1].segment, "[2001:db8::1]:2");
+	assert_int_equal(owners[1].until_ms, 0);
 	release();
-	assert_int_equal(
-		answer_owners(answer("*5\r\n$3\r\na:1\r\n$8\r\n10.0.0.:\r\n$7\r\n1.1.1.1\r\n"
-				     "$9\r\n1.1.1.1:1\r\n$9\r\n1.1.1.1:2\r\n"),
-			      owners),
-		2);
+	/* the fifth is left out */
+	assert_int_equal(answer_owners(answer("*10\r\n$9\r\n1.1.1.1:1\r\n$1\r\n1\r\n"
+					      "$9\r\n1.1.1.1:2\r\n$1\r\n2\r\n"
+					      "$9\r\n1.1.1.1:3\r\n$1\r\n3\r\n"
+					      "$9\r\n1.1.1.1:4\r\n$1\r\n4\r\n"
+					      "$9\r\n1.1.1.1:5\r\n$1\r\n5\r\n"),
+				       owners),
+			 ANSWER_OWNERS_MAX);
+	assert_int_equal(owners[3].until_ms, 4);
 	release();
 	assert_int_equal(answer_owners(answer("$10\r\n10.0.0.2:1\r\n"), owners), -EINVAL);
 	release();

@@ -57,8 +57,8 @@ static struct rig {
 	void *found_arg;
 	uint32_t n_find;
 	bool silent; /* it cannot be asked */
-	unsigned n_cancelled, n_forgotten;
-	char forgotten[DRAY_ADDR_TEXT_MAX];
+	unsigned n_cancelled, n_named, n_forgotten;
+	int64_t forgotten; /* the end of the entry */
 } rig;
 
 /* Only their addresses count. */
@@ -82,10 +82,10 @@ void directory_find_cancel(struct directory_find *f)
 }
 
 void directory_forget(struct directory *d, const char *space, struct store_key key,
-		      const char *segment)
+		      int64_t until_ms)
 {
 	rig.n_forgotten++;
-	snprintf(rig.forgotten, sizeof(rig.forgotten), "%s", segment);
+	rig.forgotten = until_ms;
 }
 
 dray_handle peers_at(struct peers *p, const char *segment, uint64_t features)
@@ -555,7 +555,7 @@ static int set_up_with_directory(void **state)
 
 static void named(uint32_t i, const char *segment)
 {
-	rig.found->named(rig.found_arg, i, segment);
+	rig.found->named(rig.found_arg, i, segment, 1000 + rig.n_named++);
 }
 
 /* Each agent is asked for the keys that the directory names it for, and only for those. */
@@ -579,7 +579,7 @@ static void test_named_agents(void **state)
 	/* an entry that is wrong is corrected */
 	answer(1, 0, "N");
 	assert_int_equal(rig.n_forgotten, 1);
-	assert_string_equal(rig.forgotten, second);
+	assert_int_equal(rig.forgotten, 1002);
 	answer(0, 10, "FF");
 	assert_non_null(rig.answered);
 	assert_int_equal(rig.answered->v[0].offset, 4096);

@@ -153,15 +153,19 @@ static bool address_get(const redisReply *r, char ret[DRAY_ADDR_TEXT_MAX])
 	return true;
 }
 
-int answer_owners(const redisReply *r, char ret[ANSWER_OWNERS_MAX][DRAY_ADDR_TEXT_MAX])
+int answer_owners(const redisReply *r, struct answer_owner ret[ANSWER_OWNERS_MAX])
 {
 	int n = 0;
 
 	if (r->type != REDIS_REPLY_ARRAY)
 		return -EINVAL;
-	for (size_t i = 0; i < r->elements && n < ANSWER_OWNERS_MAX; i++)
-		if (address_get(r->element[i], ret[n]))
-			n++;
+	for (size_t i = 0; i + 1 < r->elements && n < ANSWER_OWNERS_MAX; i += 2) {
+		if (!address_get(r->element[i], ret[n].segment))
+			continue;
+		ret[n].until_ms = 0;
+		(void)answer_number(r->element[i + 1], &ret[n].until_ms);
+		n++;
+	}
 	return n;
 }
 

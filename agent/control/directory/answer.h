@@ -51,11 +51,16 @@ enum refusal answer_refusal(const redisReply *r);
 /* The text of an error as plain text. Returns buf. */
 const char *answer_text(const redisReply *r, char *buf, size_t n);
 
+struct answer_owner {
+	char segment[DRAY_ADDR_TEXT_MAX]; /* HOST:PORT as numbers */
+	int64_t until_ms;                 /* when its entry ends; 0: not known as a number */
+};
+
 /*
- * The answer has up to ANSWER_OWNERS_MAX addresses of agents, HOST:PORT as numbers, which are written as dray_addr_show() writes them.
+ * The answer has up to ANSWER_OWNERS_MAX pairs of an agent and a time, whose addresses are written as dray_addr_show() writes them.
  * What is none, and what exceeds the maximum, is left out. Their number; or -EINVAL: it is no such answer.
  */
-int answer_owners(const redisReply *r, char ret[ANSWER_OWNERS_MAX][DRAY_ADDR_TEXT_MAX]);
+int answer_owners(const redisReply *r, struct answer_owner ret[ANSWER_OWNERS_MAX]);
 
 /* A number, as integer or text. 0 or -EINVAL. */
 int answer_number(const redisReply *r, int64_t *ret);

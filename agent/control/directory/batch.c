@@ -221,7 +221,7 @@ static void put(struct batch *b, const struct key_command *k)
 {
 	const struct names *names = &b->server->d->names;
 	static const char owners_max[] = { '0' + ANSWER_OWNERS_MAX, 0 };
-	char text[NAME_BYTES + 1];
+	char text[NAME_BYTES + 1], until[NUMBER_BYTES];
 	struct link_word name = { text, 0 };
 
 	name.n = (size_t)snprintf(text, sizeof(text), "%s:%.*s", names->prefix, k->n_name, k->name);
@@ -230,7 +230,7 @@ static void put(struct batch *b, const struct key_command *k)
 	switch (k->kind) {
 	case KEY_FIND:
 		SEND(b, word("ZREVRANGEBYSCORE"), name, word("+inf"), word(b->now_ms),
-		     word("LIMIT"), word("0"), word(owners_max));
+		     word("WITHSCORES"), word("LIMIT"), word("0"), word(owners_max));
 		break;
 	case KEY_ENTER:
 		SEND(b, word("ZADD"), name, word(b->end_ms), word(b->segment));
@@ -238,8 +238,12 @@ static void put(struct batch *b, const struct key_command *k)
 		/* entries of agents that have not renewed them */
 		SEND(b, word("ZREMRANGEBYSCORE"), name, word("-inf"), word(b->now_ms));
 		break;
-	case KEY_REMOVE:
 	case KEY_FORGET:
+		/* by its time alone, which is another one if the agent has entered it again */
+		snprintf(until, sizeof(until), "%" PRId64, k->until_ms);
+		SEND(b, word("ZREMRANGEBYSCORE"), name, word(until), word(until));
+		break;
+	case KEY_REMOVE:
 	case KEY_CHECK:
 		SEND(b, word("ZREM"), name, word(b->segment));
 		break;

@@ -50,8 +50,8 @@ struct directory *directory_free(struct directory *d);
 
 /* What a find calls; not inside directory_find(). */
 struct directory_found {
-	/* The directory names this agent, HOST:PORT, for key number i; up to 4 for one key. */
-	void (*named)(void *arg, uint32_t i, const char *segment);
+	/* The directory names this agent, HOST:PORT, for key number i; up to 4 for one key. until_ms: for directory_forget(). */
+	void (*named)(void *arg, uint32_t i, const char *segment, int64_t until_ms);
 	/* The directory does not say who has this key. */
 	void (*unknown)(void *arg, uint32_t i);
 	/* All keys have been answered. The find is freed. */
@@ -68,9 +68,12 @@ struct directory_find *directory_find(struct directory *d, const char *space,
 /* Nothing is called any more. NULL is allowed. */
 void directory_find_cancel(struct directory_find *f);
 
-/* That agent does not have the object. */
+/*
+ * The agent that was named does not have the object: removes its entry, unless the agent has renewed it since, because it has the object
+ * again. until_ms: as named; 0: the entry ends by its time.
+ */
 void directory_forget(struct directory *d, const char *space, struct store_key key,
-		      const char *segment);
+		      int64_t until_ms);
 
 /*
  * Finds out by a command that changes nothing whether the server takes changes, unless that is being found out. Of a cluster, the one that

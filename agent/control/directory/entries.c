@@ -150,16 +150,16 @@ static bool missed_send(struct directory *d)
 }
 
 void directory_forget(struct directory *d, const char *space, struct store_key key,
-		      const char *segment)
+		      int64_t until_ms)
 {
-	struct key_command k = { .kind = KEY_FORGET, .n_name = NAME_DIGEST };
+	struct key_command k = { .kind = KEY_FORGET, .n_name = NAME_DIGEST, .until_ms = until_ms };
 	struct server *s = NULL;
 	struct batch *b;
 
 	d->totals.stale++;
-	if (name_of(&d->names, space, key.p, key.n, k.name))
+	if (until_ms && name_of(&d->names, space, key.p, key.n, k.name))
 		s = server_of(d, &k);
-	b = s ? batch_new(s, NULL, segment) : NULL;
+	b = s ? batch_new(s, NULL, "") : NULL;
 	if (b && batch_add(b, &k))
 		batch_send(b);
 }

@@ -48,9 +48,18 @@ static void end(struct directory_find *f)
 	found->done(arg);
 }
 
+/* The end of the entry, by which it can be removed: 0 if another entry ends at the same time. */
+static int64_t until_of(const struct answer_owner *owners, int n, int k)
+{
+	for (int i = 0; i < n; i++)
+		if (i != k && owners[i].until_ms == owners[k].until_ms)
+			return 0;
+	return owners[k].until_ms;
+}
+
 static void take(struct server *s, struct directory_find *f, uint32_t i, const redisReply *r)
 {
-	char owners[ANSWER_OWNERS_MAX][DRAY_ADDR_TEXT_MAX];
+	struct answer_owner owners[ANSWER_OWNERS_MAX];
 	struct directory *d = f->d;
 	int n = answer_owners(r, owners), named = 0;
 
@@ -61,9 +70,9 @@ static void take(struct server *s, struct directory_find *f, uint32_t i, const r
 	}
 	for (int k = 0; k < n; k++) {
 		/* what this agent has has been looked for in its store */
-		if (!strcmp(owners[k], d->entries.segment))
+		if (!strcmp(owners[k].segment, d->entries.segment))
 			continue;
-		f->found->named(f->arg, i, owners[k]);
+		f->found->named(f->arg, i, owners[k].segment, until_of(owners, n, k));
 		named++;
 	}
 	if (named)

@@ -94,7 +94,7 @@ enum key_kind {
 	KEY_FIND,   /* who has it? */
 	KEY_ENTER,  /* this agent has it */
 	KEY_REMOVE, /* it does not any more */
-	KEY_FORGET, /* another agent does not */
+	KEY_FORGET, /* another agent does not, unless it says so anew */
 	KEY_SINCE,  /* since when are there entries? */
 	KEY_NODES,  /* the servers of the cluster */
 	KEY_CHECK,  /* does the server take changes? */
@@ -102,14 +102,15 @@ enum key_kind {
 
 struct key_command {
 	enum key_kind kind;
-	uint32_t i;     /* KEY_FIND: of the find */
-	uint8_t hops;   /* redirections that it has followed */
-	bool asks;      /* a redirection for this command alone: ASKING precedes it */
-	uint8_t n_name; /* what follows the prefix */
+	uint32_t i;       /* KEY_FIND: of the find */
+	int64_t until_ms; /* KEY_FORGET: when the entry ends */
+	uint8_t hops;     /* redirections that it has followed */
+	bool asks;        /* a redirection for this command alone: ASKING precedes it */
+	uint8_t n_name;   /* what follows the prefix */
 	char name[NAME_DIGEST];
 };
 
-/* find: of KEY_FIND. segment: of KEY_FORGET. NULL: the server cannot be asked, or there is no memory. */
+/* find: of KEY_FIND. segment: of KEY_ENTER and KEY_REMOVE. NULL: the server cannot be asked, or there is no memory. */
 struct batch *batch_new(struct server *s, struct directory_find *find, const char *segment);
 /* False: no memory; the connection ends in a turn of its own. */
 bool batch_add(struct batch *b, const struct key_command *k);

@@ -13,9 +13,13 @@
 /* The agent does not have what the directory says that it has. */
 static void correct(const struct question *q, const struct store_asked *k, const struct lender *d)
 {
-	if (q->named && !q->named[k - q->ask->v].all)
-		directory_forget(q->x->deps.directory, q->ask->space,
-				 (struct store_key){ k->key, k->n_key }, d->segment);
+	const struct named *named = q->named ? &q->named[k - q->ask->v] : NULL;
+
+	for (unsigned i = 0; named && i < named->n; i++)
+		if (&q->x->lenders[named->lenders[i]] == d)
+			directory_forget(q->x->deps.directory, q->ask->space,
+					 (struct store_key){ k->key, k->n_key },
+					 named->until_ms[i]);
 }
 
 static enum dmsg_store_status status_of(uint32_t answer)

@@ -7,14 +7,16 @@
 #include "agent/model/store_ask.h"
 #include "lib/cleanup.h"
 
-static void on_named(void *arg, uint32_t i, const char *segment)
+static void on_named(void *arg, uint32_t i, const char *segment, int64_t until_ms)
 {
 	struct question *q = arg;
 	const struct lender *d = lender_at(q->x, segment);
 	struct named *named = &q->named[i];
 
-	if (d && named->n < NAMED_MAX)
-		named->lenders[named->n++] = (uint16_t)(d - q->x->lenders);
+	if (!d || named->n == NAMED_MAX)
+		return;
+	named->lenders[named->n] = (uint16_t)(d - q->x->lenders);
+	named->until_ms[named->n++] = until_ms;
 }
 
 static void on_unknown(void *arg, uint32_t i)

@@ -13,6 +13,7 @@ struct store_ask;
 /* Who is asked for a key, when the directory has said who has it: indexes of lenders. */
 struct named {
 	uint16_t lenders[NAMED_MAX];
+	int64_t until_ms[NAMED_MAX]; /* when these entries end */
 	uint8_t n;
 	bool all; /* it has not */
 };
