@@ -13,6 +13,7 @@ const struct kubernetes_parameter kubernetes_parameters[KUBERNETES_PARAMETER_N] 
 	{ "rdmaResource", "", true, NULL },
 	{ "rdmaCount", "1", false, NULL },
 	{ "cpu", "500m", false, NULL },
+	{ "cpuLimit", "", true, NULL },
 	{ "memory", "512Mi", false, NULL },
 	{ "address", "0.0.0.0", false, NULL },
 	{ "logLevel", "info", false, "error|warning|notice|info|debug" },
@@ -23,6 +24,7 @@ const struct kubernetes_condition kubernetes_conditions[KUBERNETES_CONDITIONS_N]
 	{ "config", KUBERNETES_PARAMETER_CONFIGMAP },
 	{ "root", KUBERNETES_PARAMETER_CAPABILITIES },
 	{ "rdma", KUBERNETES_PARAMETER_RDMARESOURCE },
+	{ "capped", KUBERNETES_PARAMETER_CPULIMIT },
 };
 
 const struct kubernetes_refusal kubernetes_refusals[KUBERNETES_REFUSALS_N] = {
@@ -71,10 +73,12 @@ const char kubernetes_sidecar[] =
 	"alation\":false,\"readOnlyRootFilesystem\":true,\"capabilities\":{\"drop\":[\"ALL\"]},\"seccompProfile\":{\"type"
 	"\":\"RuntimeDefault\"}}},\"resources\":{\"requests\":{\"when\":\"rdma\",\"then\":{\"cpu\":\"${cpu}\",\"memory\":\"${memo"
 	"ry}\",\"${rdmaResource}\":\"${rdmaCount}\"},\"else\":{\"cpu\":\"${cpu}\",\"memory\":\"${memory}\"}},\"limits\":{\"when"
-	"\":\"rdma\",\"then\":{\"memory\":\"${memory}\",\"${rdmaResource}\":\"${rdmaCount}\"},\"else\":{\"memory\":\"${memory}\""
-	"}}},\"volumeMounts\":[{\"name\":\"dray-run\",\"mountPath\":\"/run/dray\"},{\"name\":\"dray-state\",\"mountPath\":\"/v"
-	"ar/lib/dray\"},{\"when\":\"key\",\"then\":{\"name\":\"dray-keys\",\"mountPath\":\"/etc/dray/keys\",\"readOnly\":true}"
-	"},{\"when\":\"config\",\"then\":{\"name\":\"dray-config\",\"mountPath\":\"/etc/dray/config\",\"readOnly\":true}}]}";
+	"\":\"rdma\",\"then\":{\"when\":\"capped\",\"then\":{\"cpu\":\"${cpuLimit}\",\"memory\":\"${memory}\",\"${rdmaResource}\":"
+	"\"${rdmaCount}\"},\"else\":{\"memory\":\"${memory}\",\"${rdmaResource}\":\"${rdmaCount}\"}},\"else\":{\"when\":\"capp"
+	"ed\",\"then\":{\"cpu\":\"${cpuLimit}\",\"memory\":\"${memory}\"},\"else\":{\"memory\":\"${memory}\"}}}},\"volumeMounts"
+	"\":[{\"name\":\"dray-run\",\"mountPath\":\"/run/dray\"},{\"name\":\"dray-state\",\"mountPath\":\"/var/lib/dray\"},{\"w"
+	"hen\":\"key\",\"then\":{\"name\":\"dray-keys\",\"mountPath\":\"/etc/dray/keys\",\"readOnly\":true}},{\"when\":\"config"
+	"\",\"then\":{\"name\":\"dray-config\",\"mountPath\":\"/etc/dray/config\",\"readOnly\":true}}]}";
 
 const char kubernetes_volumes[] =
 	"[{\"name\":\"dray-run\",\"emptyDir\":{\"sizeLimit\":\"16Mi\"}},{\"name\":\"dray-state\",\"emptyDir\":{\"sizeLimit\":\"2"

@@ -27,7 +27,7 @@ class Kubernetes:
         check_keys(f"{where}: engine", self.engine, ("env", "volumeMount"))
         self.parameters = raw["parameters"]
         for p in self.parameters:
-            check_keys(f"{where}: parameter {p.get('name')}", p, ("name", "default", "doc"), ("optional", "words"))
+            check_keys(f"{where}: parameter {p.get('name')}", p, ("name", "default", "doc"), ("optional", "words", "quantity"))
             p["default"] = p["default"].replace("@VERSION@", version)
             p["optional"] = p.get("optional", False) or not p["default"]
         unique(f"{where}: parameters", "name", [(p["name"], p["name"]) for p in self.parameters])

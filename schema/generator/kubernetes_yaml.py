@@ -79,11 +79,16 @@ class Helm(Static):
             out += [f"{indent}{{{{- else }}}}"] + write(node["else"])
         return out + [f"{indent}{{{{- end }}}}"]
 
+    def lines(self, node, indent=""):
+        if is_choice(node):
+            return self.choice(node, indent, lambda v: self.lines(v, indent))
+        return super().lines(node, indent)
+
     def entry(self, head, value, indent):
         if is_split(value):
             return [f'{head} {{{{ regexSplit " *, *" (trim $p.{value[1]}) -1 | toJson }}}}']
         if is_choice(value):
-            return [head] + self.choice(value, indent + "  ", lambda v: self.lines(v, indent + "  "))
+            return [head] + self.lines(value, indent + "  ")
         return super().entry(head, value, indent)
 
     def item(self, item, indent):
@@ -252,7 +257,7 @@ def values_schema(schema):
         """A quantity, as its default is one, may be a number, which --set makes of digits."""
         if "words" in p:
             return {"enum": p["words"], "description": p["doc"]}
-        return {"type": ["string", "number"] if QUANTITY.match(p["default"]) else "string", "pattern": '^[^"\\\\\\n{}]*$',
+        return {"type": ["string", "number"] if p.get("quantity") or QUANTITY.match(p["default"]) else "string", "pattern": '^[^"\\\\\\n{}]*$',
                 "minLength": 0 if p["optional"] else 1, "description": p["doc"]}
 
     tenants = labels(52)  # the name of a pod, dray-TENANT-xxxxx, is limited to 63

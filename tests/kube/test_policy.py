@@ -48,7 +48,9 @@ def check_sidecar(pod, values):
     assert not security["allowPrivilegeEscalation"] and security["readOnlyRootFilesystem"]
     assert security["seccompProfile"] == {"type": "RuntimeDefault"}, "with these fields, pod security admits it as restricted unless it is root"
     devices = {values["rdmaResource"]: values["rdmaCount"]} if values["rdmaResource"] else {}
-    assert sidecar["resources"] == {"requests": {"cpu": values["cpu"], "memory": values["memory"], **devices}, "limits": {"memory": values["memory"], **devices}}
+    processors = {"cpu": values["cpuLimit"]} if values["cpuLimit"] else {}
+    limits = {**processors, "memory": values["memory"], **devices}
+    assert sidecar["resources"] == {"requests": {"cpu": values["cpu"], "memory": values["memory"], **devices}, "limits": limits}
     keys = [v for v in pod["spec"]["volumes"] if v["name"] == "dray-keys"]
     assert [v["secret"]["secretName"] for v in keys] == ([values["keySecret"]] if values["keySecret"] else [])
     configs = [v["configMap"]["name"] for v in pod["spec"]["volumes"] if v["name"] == "dray-config"]
@@ -75,6 +77,21 @@ def check_rest(pod, after):
         assert new["env"] == old.get("env", []) + ([] if own else [{"name": "DRAY_SOCKET", "value": "/run/dray/dray.sock"}])
         assert new["volumeMounts"] == old.get("volumeMounts", []) + [{"name": "dray-run", "mountPath": "/run/dray", "readOnly": True}]
         assert {k: v for k, v in new.items() if k not in ("env", "volumeMounts")} == {k: v for k, v in old.items() if k not in ("env", "volumeMounts")}
+
+
+def is_guaranteed(pod):
+    """Whether Kubernetes gives the pod the class Guaranteed: each container has limits, and requests of the same amount."""
+    resources = [c.get("resources", {}) for c in pod["spec"].get("initContainers", []) + pod["spec"]["containers"]]
+    return all(name in r.get("limits", {}) and r.get("requests", {}).get(name, r["limits"][name]) == r["limits"][name]
+               for r in resources for name in ("cpu", "memory"))
+
+
+def test_a_limit_of_processor_time_keeps_the_class_of_a_pod(policy):
+    """The sidecar counts for the class of its pod."""
+    engine = {"name": "engine", "image": "vllm", "resources": {"limits": {"cpu": "8", "memory": "64Gi"}}}
+    pod = pod_of({"pod": {"metadata": {"annotations": {REQUEST: "true"}}, "spec": {"containers": [engine]}}})
+    assert is_guaranteed(pod) and not is_guaranteed(policy.mutated(pod, parameters()))
+    assert is_guaranteed(policy.mutated(pod, parameters(cpu="2", cpuLimit="2")))
 
 
 def test_each_reason_is_in_the_table(policy):

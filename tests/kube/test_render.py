@@ -62,10 +62,10 @@ def test_parameters_reach_the_daemonset():
 def test_values_that_helm_passes_as_numbers_and_to_subcharts():
     """--set makes numbers of digits, and `condition: dray.enabled` of another chart puts `enabled` among the values."""
     longest = "n" * 63
-    things = helm("enabled=true", "daemonset.tenants={a}", "parameters.rdmaResource=rdma/hca", "parameters.rdmaCount=2", "parameters.cpu=1",
+    things = helm("enabled=true", "daemonset.tenants={a}", "parameters.rdmaResource=rdma/hca", "parameters.rdmaCount=2", "parameters.cpu=1", "parameters.cpuLimit=2",
                   "parameters.memory=536870912", f"networkPolicy.namespaces={{{longest}}}", f"networkPolicy.monitoringNamespace={longest}")
     (agent,) = things[("DaemonSet", "dray-system", "dray-a")]["spec"]["template"]["spec"]["containers"]
-    assert agent["resources"]["limits"] == {"memory": "536870912", "rdma/hca": "2"} and agent["resources"]["requests"]["cpu"] == "1"
+    assert agent["resources"]["limits"] == {"cpu": "2", "memory": "536870912", "rdma/hca": "2"} and agent["resources"]["requests"]["cpu"] == "1"
     assert ("NetworkPolicy", longest, "dray-sidecars") in things
     values = next(o["data"] for (kind, _, _), o in things.items() if kind == "ConfigMap")
     assert (values["cpu"], values["memory"], values["rdmaCount"]) == ("1", "536870912", "2")
