@@ -82,6 +82,18 @@ def test_completions(unpacked):
     assert (unpacked / "usr/share/zsh/vendor-completions/_drayctl").exists()
 
 
+def test_examples_and_runbooks(unpacked):
+    """All examples for the client libraries, and for Prometheus and Grafana the rules and the dashboard, as files that can be used without unpacking."""
+    wanted = {"libdray-dev": [*ROOT.glob("examples/c/*"), *ROOT.glob("examples/store/*.c")],
+              "python3-dray": [*ROOT.glob("examples/python/*.py"), *ROOT.glob("examples/store/*.py")],
+              "drayd": [*ROOT.glob("packaging/monitoring/*")]}
+    for package, files in wanted.items():
+        folder = unpacked / f"usr/share/doc/{package}/examples"
+        assert {f.name: f.read_bytes() for f in folder.iterdir()} == {f.name: f.read_bytes() for f in files}
+    runbooks = unpacked / "usr/share/doc/drayd/runbooks"
+    assert {f.name.removesuffix(".gz") for f in runbooks.iterdir()} == {f.name for f in ROOT.glob("docs/runbooks/*")}
+
+
 def test_symbols_name_every_function(debs, unpacked):
     (library,) = unpacked.glob("usr/lib/*/libdray.so.0")
     exported = {line.split()[-1].split("@")[0] for line in run("nm", "-D", "--defined-only", library).splitlines()}
