@@ -2,6 +2,7 @@
 #include "netdetect/choose/rail.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <linux/rtnetlink.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -39,24 +40,16 @@ __attribute__((format(printf, 3, 4))) static void set_result(struct pair *p, boo
 		p->rail->score = -1;
 }
 
-/* The best local GID with the type, the family and the scope of the remote one. */
-static const struct nd_gid *gid_for(const struct pair *p)
+/* True if the GID has the type, the family and the scope of the remote one. */
+static bool fits(const struct nd_gid *g, const struct nd_remote_port *remote)
 {
-	const struct in6_addr *remote = &p->remote->gid;
-
-	for (size_t i = 0; i < p->port->gids.n; i++) {
-		const struct nd_gid *g = &p->port->gids.v[i];
-
-		if (!g->rejected && g->type == p->remote->type &&
-		    IN6_IS_ADDR_V4MAPPED(&g->gid) == IN6_IS_ADDR_V4MAPPED(remote) &&
-		    (g->class == ND_GID_LINK_LOCAL) ==
-			    (nd_gid_class_of(remote) == ND_GID_LINK_LOCAL))
-			return g;
-	}
-	return NULL;
+	return !g->rejected && g->type == remote->type &&
+	       IN6_IS_ADDR_V4MAPPED(&g->gid) == IN6_IS_ADDR_V4MAPPED(&remote->gid) &&
+	       (g->class == ND_GID_LINK_LOCAL) ==
+		       (nd_gid_class_of(&remote->gid) == ND_GID_LINK_LOCAL);
 }
 
-/* True if the route's interface is the netdev, or its bond, or a VLAN or MACVLAN on either. */
+/* True if the route's interface is the netdev, or its bond, or a MACVLAN on either. A VLAN has GIDs of its own, which alone send its tag. */
 static bool leaves_by(const struct nd_links *l, int route_ifindex, int netdev)
 {
 	const struct nd_link *link = nd_link_by_index(l, route_ifindex);
@@ -67,7 +60,7 @@ static bool leaves_by(const struct nd_links *l, int route_ifindex, int netdev)
 	for (int depth = 0; link && depth < STACKED_LINKS_MAX; depth++) {
 		if (port && port->master == link->ifindex && link->kind == ND_LINK_BOND)
 			return true;
-		if (!link->lower)
+		if (!link->lower || link->kind == ND_LINK_VLAN)
 			return false;
 		if (link->lower == netdev)
 			return true;
@@ -130,17 +123,8 @@ static void rate_route(struct pair *p, const struct nd_gid *g, const char *remot
 	}
 }
 
-static void rate_ethernet(struct pair *p)
+static void rate_gid(struct pair *p, const struct nd_gid *g, const char *remote)
 {
-	const struct nd_gid *g = gid_for(p);
-	char remote[INET6_ADDRSTRLEN];
-
-	nd_gid_text(&p->remote->gid, remote);
-	if (!g) {
-		set_result(p, false, "this port has no %s GID of the family of %s",
-			   nd_gid_type_name(p->remote->type), remote);
-		return;
-	}
 	p->rail->gid = (uint16_t)(g - p->port->gids.v);
 	/* these stay on one link, and no route shows whether the peer is on it */
 	if (g->type == ND_GID_ROCE_V1 || g->class == ND_GID_LINK_LOCAL)
@@ -148,6 +132,28 @@ static void rate_ethernet(struct pair *p)
 			   nd_gid_type_name(g->type), g->netdev, remote);
 	else
 		rate_route(p, g, remote);
+}
+
+/* Takes the GID that reaches the peer best, because those of one port may be in several subnets and VLANs; the first of equal ones. */
+static void rate_ethernet(struct pair *p)
+{
+	struct nd_rail start = *p->rail, best = { .score = INT_MIN };
+	char remote[INET6_ADDRSTRLEN];
+
+	nd_gid_text(&p->remote->gid, remote);
+	for (size_t i = 0; i < p->port->gids.n && best.score < SCORE_DIRECT; i++) {
+		if (!fits(&p->port->gids.v[i], p->remote))
+			continue;
+		*p->rail = start;
+		rate_gid(p, &p->port->gids.v[i], remote);
+		if (p->rail->score > best.score)
+			best = *p->rail;
+	}
+	if (best.score > INT_MIN)
+		*p->rail = best;
+	else
+		set_result(p, false, "this port has no %s GID of the family of %s",
+			   nd_gid_type_name(p->remote->type), remote);
 }
 
 static bool pkeys_match(const struct nd_port *p, uint16_t remote, bool *ret_both_limited)

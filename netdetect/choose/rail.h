@@ -26,9 +26,10 @@ struct nd_rail {
 
 /*
  * All pairs of ports: reachable ones first, best first. RoCE: both GIDs have one type and family, and the route to
- * the peer's address uses this port's netdev, or its bond or VLAN. InfiniBand: the subnet prefixes are equal
- * and the P_Keys match, at least one of them as a full member. Asks the kernel for routes if live. The caller frees
- * *ret. 0, or -errno if there is no memory or some route could not be asked for now. Any thread; blocks.
+ * the peer's address uses the netdev of the local GID, or its bond; of several GIDs the best one. InfiniBand: the
+ * subnet prefixes are equal and the P_Keys match, at least one of them as a full member. Asks the kernel for routes if
+ * live. The caller frees *ret. 0, or -errno if there is no memory or some route could not be asked for now. Any thread;
+ * blocks.
  */
 int nd_rails_to(const struct nd_source *s, const struct nd_links *links,
 		const struct nd_devices *devices, const struct nd_remote_port *ports,

@@ -14,6 +14,7 @@
 #include "tests/unit/cm.h"
 
 #define PORTS_MAX 2
+#define GIDS_MAX 4
 
 /* routes come from the scan instead of the kernel */
 static const struct nd_source recorded = { .root = "/nowhere" };
@@ -28,7 +29,7 @@ static struct {
 	struct nd_route routes[6];
 	struct nd_device devices[PORTS_MAX];
 	struct nd_port ports[PORTS_MAX];
-	struct nd_gid gids[PORTS_MAX];
+	struct nd_gid gids[PORTS_MAX][GIDS_MAX];
 	struct nd_pkey pkeys[PORTS_MAX];
 } rig;
 
@@ -96,25 +97,33 @@ static void route_add(int ifindex, const char *dst, uint8_t prefix, const char *
 				   .gateway = gateway ? address(gateway) : in6addr_any };
 }
 
-/* Adds a device of one port with one GID. */
-static struct nd_port *port_add(enum nd_link_layer layer, enum nd_gid_type type, const char *gid,
-				int ifindex)
+/* Adds a GID behind the others of the port. */
+static void gid_add(struct nd_port *p, enum nd_gid_type type, const char *gid, int ifindex)
 {
-	size_t i = rig.scan.devices.n++;
-	struct nd_gid *g = &rig.gids[i];
+	struct nd_gid *g = &p->gids.v[p->gids.n++];
 
+	assert_true(p->gids.n <= GIDS_MAX);
 	*g = (struct nd_gid){ .type = type, .gid = address(gid), .ifindex = ifindex };
 	g->class = nd_gid_class_of(&g->gid);
 	if (ifindex) {
 		memcpy(g->netdev, rig.links[ifindex - 1].name, sizeof(g->netdev));
 		g->netdev_up = true;
 	}
+}
+
+/* Adds a device of one port with one GID. */
+static struct nd_port *port_add(enum nd_link_layer layer, enum nd_gid_type type, const char *gid,
+				int ifindex)
+{
+	size_t i = rig.scan.devices.n++;
+
 	rig.ports[i] = (struct nd_port){ .number = 1,
 					 .state = ND_PORT_ACTIVE,
 					 .layer = layer,
 					 .active_mtu = 4096,
 					 .ifindex = ifindex,
-					 .gids = { .v = g, .n = 1 } };
+					 .gids = { .v = rig.gids[i], .n = 0 } };
+	gid_add(&rig.ports[i], type, gid, ifindex);
 	rig.devices[i] = (struct nd_device){ .ports = &rig.ports[i], .n_ports = 1 };
 	return &rig.ports[i];
 }
@@ -217,16 +226,61 @@ static void through_its_bond(void **state)
 	assert_true(rails[0].reachable);
 }
 
+/* A queue pair sends with the tag of its GID's netdev, so only the VLAN's own GID reaches hosts of the VLAN. */
 static void through_a_vlan(void **state)
+{
+	struct nd_remote_port peer = roce("::ffff:10.1.0.9", ND_GID_ROCE_V2);
+	struct nd_port *port;
+
+	link_add("eth0", ND_LINK_DEVICE);
+	link_add("eth0.7", ND_LINK_VLAN)->lower = 1;
+	route_add(1, "::ffff:10.0.0.0", 16, NULL);
+	route_add(2, "::ffff:10.1.0.0", 16, NULL);
+	port = port_add(ND_LAYER_ETHERNET, ND_GID_ROCE_V2, "::ffff:10.0.0.1", 1);
+	ask(&peer, 1);
+	assert_false(rails[0].reachable);
+	says(&rails[0], "uses eth0.7, not eth0");
+	free(rails);
+	gid_add(port, ND_GID_ROCE_V1, "::ffff:10.1.0.1", 2);
+	gid_add(port, ND_GID_ROCE_V2, "::ffff:10.1.0.1", 2);
+	ask(&peer, 1);
+	assert_true(rails[0].reachable);
+	assert_int_equal(rails[0].gid, 2);
+	says(&rails[0], "same subnet on eth0.7, 10.1.0.9");
+}
+
+static void through_a_macvlan(void **state)
 {
 	struct nd_remote_port peer = roce("::ffff:10.1.0.9", ND_GID_ROCE_V2);
 
 	link_add("eth0", ND_LINK_DEVICE);
-	link_add("eth0.7", ND_LINK_VLAN)->lower = 1;
+	link_add("mv0", ND_LINK_MACVLAN)->lower = 1;
 	route_add(2, "::ffff:10.1.0.0", 16, NULL);
 	port_add(ND_LAYER_ETHERNET, ND_GID_ROCE_V2, "::ffff:10.1.0.1", 1);
 	ask(&peer, 1);
 	assert_true(rails[0].reachable);
+}
+
+/* An interface with addresses in two subnets: the first GID that reaches the peer's without a gateway, else by one. */
+static void by_the_gid_of_the_same_subnet(void **state)
+{
+	struct nd_remote_port peer[] = { roce("::ffff:10.2.0.9", ND_GID_ROCE_V2),
+					 roce("::ffff:10.3.0.9", ND_GID_ROCE_V2) };
+	struct nd_port *port;
+
+	link_add("eth0", ND_LINK_DEVICE);
+	link_add("eth0.7", ND_LINK_VLAN)->lower = 1;
+	route_add(1, "::ffff:0.0.0.0", 0, "::ffff:10.1.0.254");
+	route_add(2, "::ffff:10.2.0.0", 16, NULL);
+	port = port_add(ND_LAYER_ETHERNET, ND_GID_ROCE_V2, "::ffff:10.1.0.1", 1);
+	gid_add(port, ND_GID_ROCE_V2, "::ffff:10.2.0.1", 2);
+	ask(peer, 2);
+	assert_int_equal(rails[0].remote, 0);
+	assert_int_equal(rails[0].gid, 1);
+	assert_int_equal(rails[1].remote, 1);
+	assert_int_equal(rails[1].gid, 0);
+	assert_true(rails[1].reachable);
+	says(&rails[1], "routed on eth0");
 }
 
 static void other_roce_version(void **state)
@@ -371,7 +425,7 @@ static void alike(void **state)
 	eth0_with_subnet();
 	link = rig.links[0];
 	addr = rig.addrs[0];
-	gid = rig.gids[0];
+	gid = rig.gids[0][0];
 	port = rig.ports[0];
 	port.gids.v = &gid;
 	device = rig.devices[0];
@@ -427,6 +481,8 @@ int main(void)
 		TEST(routes_that_cannot_be_asked_for),
 		TEST(through_its_bond),
 		TEST(through_a_vlan),
+		TEST(through_a_macvlan),
+		TEST(by_the_gid_of_the_same_subnet),
 		TEST(other_roce_version),
 		TEST(ipv6),
 		TEST(port_that_is_down),
