@@ -17,8 +17,6 @@
 #include "netdetect/source/netlink.h"
 #include "schema/gen/errors.h"
 
-#define GID_INDEX_MAX 65535
-
 struct gid_pin {
 	char device[ND_DEVICE_NAME_MAX];
 	int64_t port; /* 0: all of them */
@@ -70,7 +68,7 @@ static int parse_pin(const char *s, struct gid_pin *ret)
 		return -EINVAL;
 	snprintf(text, sizeof(text), "%s", s);
 	colon = strrchr(text, ':');
-	if (!colon || !parse_number(colon + 1, 0, GID_INDEX_MAX, &ret->index))
+	if (!colon || !parse_number(colon + 1, 0, ND_GID_INDEX_MAX, &ret->index))
 		return -EINVAL;
 	*colon = '\0';
 	slash = strchr(text, '/');
@@ -112,8 +110,8 @@ static int pins_check(const struct dray_strv *words, struct dray_err *reterr)
 		if (parse_pin(words->v[i], &pins[i]) < 0)
 			r = dray_err_set(
 				reterr, -EINVAL, DRAY_E_INVALID,
-				"GID index '%s': write DEVICE:INDEX or DEVICE/PORT:INDEX, such as mlx5_0:3",
-				words->v[i]);
+				"GID index '%s': write DEVICE:INDEX or DEVICE/PORT:INDEX, such as mlx5_0:3, with INDEX at most %d",
+				words->v[i], ND_GID_INDEX_MAX);
 	if (!r)
 		qsort(pins, words->n, sizeof(*pins), by_place);
 	for (size_t i = 1; i < words->n && !r; i++)

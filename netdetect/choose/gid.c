@@ -10,7 +10,6 @@
 #include "lib/err.h"
 
 /* Parts of a score. Each outweighs all weaker ones together. */
-#define SCORE_FIXED 100000
 #define SCORE_ROCE_V2 1000
 #define SCORE_NO_CONTAINER 500
 #define SCORE_ROUTABLE 100
@@ -115,8 +114,7 @@ static void rate(struct nd_gid *g, const struct nd_gid_choice *c)
 	}
 	g->rejected = false;
 	g->reason[0] = '\0';
-	g->score = (c->infiniband ? score_infiniband(g, c) : score_ethernet(g, c)) +
-		   (fixed ? SCORE_FIXED : 0);
+	g->score = c->infiniband ? score_infiniband(g, c) : score_ethernet(g, c);
 	if (fixed)
 		add_reason(g, "fixed by configuration%s%s: ", defect ? " although " : "",
 			   defect ? defect : "");
@@ -144,15 +142,18 @@ static bool has_index(const struct nd_gids *g, int index)
 
 void nd_gids_rank(struct nd_gids *g, const struct nd_gid_choice *choice)
 {
-	bool missing = choice->fixed_index >= 0 && !has_index(g, choice->fixed_index);
+	int fixed = choice->fixed_index;
+	bool missing = fixed >= 0 && !has_index(g, fixed);
 
 	for (size_t i = 0; i < g->n; i++) {
-		rate(&g->v[i], choice);
+		struct nd_gid *x = &g->v[i];
+
+		rate(x, choice);
 		/* no other GID replaces the one that the operator fixed */
-		if (missing && !g->v[i].rejected) {
-			reject(&g->v[i]);
-			add_reason(&g->v[i], "configuration fixes index %d, which has no GID",
-				   choice->fixed_index);
+		if (fixed >= 0 && x->index != (uint32_t)fixed && !x->rejected) {
+			reject(x);
+			add_reason(x, "configuration fixes index %d%s", fixed,
+				   missing ? ", which has no GID" : "");
 		}
 	}
 	if (g->n)

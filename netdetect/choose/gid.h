@@ -6,7 +6,8 @@
 
 struct nd_gid_choice {
 	uint8_t family; /* AF_INET, AF_INET6, or AF_UNSPEC: IPv4 first */
-	int fixed_index; /* set by the operator, or -1. Wins even if it would be rejected; the reason says so */
+	/* set by the operator, or -1: the only one that is used, even if it would be rejected; the reason says so */
+	int fixed_index;
 	bool infiniband;
 	uint32_t flid; /* of routable InfiniBand; 0: none */
 };

@@ -200,7 +200,7 @@ def test_a_scan_that_fails(tmp_path):
 
 
 @pytest.mark.parametrize("argv, says", [
-    (["detect", "--gid-index", "mlx5_0"], "write DEVICE:INDEX"), (["detect", "--gid-index", "mlx5_0/0:1"], "write DEVICE:INDEX"),
+    (["detect", "--gid-index", "mlx5_0"], "write DEVICE:INDEX"), (["detect", "--gid-index", "mlx5_0:256"], "INDEX at most 255"), (["detect", "--gid-index", "mlx5_0/0:1"], "write DEVICE:INDEX"),
     (["detect", "--family", "inet"], "ipv4"), (["detect", "--only", "a,,b"], "empty"), (["detect", "--node-addresses", "host"], "is not an address"),
     (["detect", "--rnics-per-gpu", "-1"], "--rnics-per-gpu"), (["detect", "--watch", "--explain", "x"], "one of them"),
     (["detect", "--watch", "--from-sysfs", "/"], "recorded"), (["detect", "extra"], "extra"), (["detect", "--expain", "x"], "--explain"),

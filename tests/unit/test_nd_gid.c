@@ -158,6 +158,9 @@ static void fixed_index_wins(void **state)
 	add(1, ND_GID_ROCE_V2, "::ffff:10.0.0.1", "eth0");
 	best_is(&fixed, 0);
 	says(&gids.v[0], "fixed by configuration");
+	/* nor does another one replace it for peers that it does not reach */
+	assert_true(gids.v[1].rejected);
+	says(&gids.v[1], "configuration fixes index 0");
 	rows[0].netdev_up = false;
 	best_is(&fixed, 0);
 	says(&gids.v[0], "fixed by configuration although");
