@@ -52,9 +52,14 @@ static bool is_default_route(const struct defaults *d, int ifindex)
 	return false;
 }
 
-/* The uplink of a host can be a bridge; one of its ports is then a device, a bond or a VLAN. */
-static bool has_uplink(const struct nd_links *l, const struct nd_link *bridge)
+/*
+ * The uplink of a host can be a bridge; one of its ports is then a device, a bond or a VLAN. All ports of Open vSwitch are
+ * ports of ovs-system, so only the default route shows which of its bridges is the uplink.
+ */
+static bool has_uplink(const struct nd_links *l, const struct nd_link *bridge, bool is_default)
 {
+	if (is_default && !strcmp(bridge->kind_text, "openvswitch"))
+		return true;
 	for (size_t i = 0; i < l->n_links; i++) {
 		const struct nd_link *port = &l->links[i];
 
@@ -66,7 +71,8 @@ static bool has_uplink(const struct nd_links *l, const struct nd_link *bridge)
 	return false;
 }
 
-static int kind_rank(const struct nd_links *l, const struct nd_link *link, const char **ret_words)
+static int kind_rank(const struct nd_links *l, const struct nd_link *link, bool is_default,
+		     const char **ret_words)
 {
 	*ret_words = nd_link_kind_name(link->kind);
 	switch (link->kind) {
@@ -79,7 +85,7 @@ static int kind_rank(const struct nd_links *l, const struct nd_link *link, const
 		*ret_words = "veth, the uplink of a pod";
 		return 3;
 	case ND_LINK_BRIDGE:
-		if (has_uplink(l, link)) {
+		if (has_uplink(l, link, is_default)) {
 			*ret_words = "bridge to a device";
 			return 4;
 		}
@@ -132,7 +138,7 @@ static void rate(const struct nd_links *l, struct nd_candidate *c, bool v4, bool
 		return;
 	}
 	is_default = is_default_route(&defaults[is_v4], c->link->ifindex);
-	rank = kind_rank(l, c->link, &words);
+	rank = kind_rank(l, c->link, is_default, &words);
 	c->score = c->addr->scope == RT_SCOPE_UNIVERSE ? SCORE_GLOBAL : 0;
 	/* overlays and bridges of containers come after all others, whatever the family */
 	if (rank <= KIND_LAST)

@@ -370,9 +370,32 @@ static void a_bridge_can_be_the_uplink(void **state)
 	nd_links_deinit(&l);
 }
 
+/* Open vSwitch, as under OVN-Kubernetes: the device is a port of ovs-system, and br-ex has its address. */
+static void a_bridge_of_openvswitch_can_be_the_uplink(void **state)
+{
+	struct nd_links l = { 0 };
+	struct building b = link_message(2, "eth0", UP, NULL);
+	uint32_t master = 3;
+
+	attr(&b, IFLA_MASTER, &master, sizeof(master));
+	take(&l, RTM_NEWLINK, b);
+	take(&l, RTM_NEWLINK, link_message(3, "ovs-system", 0, "openvswitch"));
+	take(&l, RTM_NEWLINK, link_message(4, "ovn-k8s-mp0", UP, "openvswitch"));
+	take(&l, RTM_NEWLINK, link_message(5, "br-ex", UP, "openvswitch"));
+	take(&l, RTM_NEWLINK, link_message(6, "wg0", UP, "wireguard"));
+	take(&l, RTM_NEWADDR, addr_message(4, "10.128.0.2", 16, 0));
+	take(&l, RTM_NEWADDR, addr_message(5, "192.168.1.9", 16, 0));
+	take(&l, RTM_NEWADDR, addr_message(6, "10.7.0.1", 16, 0));
+	expect_first(&l, true, true, "10.7.0.1");
+	take(&l, RTM_NEWROUTE, route_message("0.0.0.0", 0, 5, 48));
+	expect_first(&l, true, true, "192.168.1.9");
+	nd_links_deinit(&l);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(a_bridge_of_openvswitch_can_be_the_uplink),
 		cmocka_unit_test(kinds_of_links),
 		cmocka_unit_test(cut_short),
 		cmocka_unit_test(wrong_lengths),
