@@ -124,6 +124,12 @@ static const char *defect_of(const struct nd_candidate *c, bool v4, bool v6)
 	return a->flags & IFA_F_DEPRECATED ? "deprecated" : NULL;
 }
 
+/* IPv4: in the subnet of an earlier address, as one that moves between hosts; IPv6: it is replaced after a day. */
+static bool is_passing(const struct nd_addr *a)
+{
+	return a->flags & IFA_F_SECONDARY;
+}
+
 static void rate(const struct nd_links *l, struct nd_candidate *c, bool v4, bool v6,
 		 const struct defaults *defaults)
 {
@@ -146,16 +152,21 @@ static void rate(const struct nd_links *l, struct nd_candidate *c, bool v4, bool
 	else
 		c->score += rank * SCORE_KIND + (is_v4 ? SCORE_IPV4 : 0) +
 			    (is_default ? SCORE_DEFAULT_ROUTE : 0);
-	snprintf(c->reason, sizeof(c->reason), "%s, %s%s%s", c->link->name, words,
+	snprintf(c->reason, sizeof(c->reason), "%s, %s%s%s%s", c->link->name, words,
 		 is_default ? ", has the default route" : "",
-		 c->addr->scope == RT_SCOPE_UNIVERSE ? "" : ", not of global scope");
+		 c->addr->scope == RT_SCOPE_UNIVERSE ? "" : ", not of global scope",
+		 !is_passing(c->addr) ? "" :
+		 is_v4                ? ", secondary" :
+					", temporary");
 }
 
 static int by_score(const void *x, const void *y)
 {
 	const struct nd_candidate *a = x, *b = y;
-	int r = 2 * dray_compare(b->score, a->score) +
-		dray_compare(a->addr->ifindex, b->addr->ifindex);
+	/* each key outweighs those behind it */
+	int r = 4 * dray_compare(b->score, a->score) +
+		2 * dray_compare(a->addr->ifindex, b->addr->ifindex) +
+		dray_compare(is_passing(a->addr), is_passing(b->addr));
 
 	return r ? r : memcmp(&a->addr->addr, &b->addr->addr, sizeof(a->addr->addr));
 }

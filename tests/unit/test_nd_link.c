@@ -392,10 +392,30 @@ static void a_bridge_of_openvswitch_can_be_the_uplink(void **state)
 	nd_links_deinit(&l);
 }
 
+/* Addresses that move or expire: a virtual one of keepalived, in the subnet of the host's own, and temporary ones of IPv6. */
+static void addresses_that_stay_come_first(void **state)
+{
+	struct nd_links l = { 0 };
+
+	take(&l, RTM_NEWLINK, link_message(1, "eth0", UP, NULL));
+	take(&l, RTM_NEWADDR, addr_message(1, "10.0.0.9", 16, IFA_F_PERMANENT));
+	take(&l, RTM_NEWADDR, addr_message(1, "10.0.0.5", 16, IFA_F_PERMANENT | IFA_F_SECONDARY));
+	take(&l, RTM_NEWADDR, addr_message(1, "2001:db8::1", 64, IFA_F_TEMPORARY));
+	take(&l, RTM_NEWADDR, addr_message(1, "2001:db8::2", 64, 0));
+	expect_first(&l, true, true, "10.0.0.9");
+	expect_first(&l, false, true, "2001:db8::2");
+	nd_links_deinit(&l);
+	take(&l, RTM_NEWLINK, link_message(1, "eth0", UP, NULL));
+	take(&l, RTM_NEWADDR, addr_message(1, "2001:db8::1", 64, IFA_F_TEMPORARY));
+	expect_first(&l, true, true, "2001:db8::1");
+	nd_links_deinit(&l);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_bridge_of_openvswitch_can_be_the_uplink),
+		cmocka_unit_test(addresses_that_stay_come_first),
 		cmocka_unit_test(kinds_of_links),
 		cmocka_unit_test(cut_short),
 		cmocka_unit_test(wrong_lengths),
