@@ -21,7 +21,7 @@
 #include "lib/copy.h"
 #include "lib/err.h"
 
-#define GPU_PLUGIN_ABI 6
+#define GPU_PLUGIN_ABI 7
 #define GPU_PLUGIN_SYMBOL "gpu_plugin_ops"
 #define GPU_DEVICES_MAX 32
 #define GPU_HANDLE_BYTES 64 /* of a legacy CUDA IPC handle */
@@ -107,6 +107,8 @@ struct gpu_queue {
 	 * later work of any GPU. Written by the device or a thread of the driver; load it with acquire.
 	 */
 	const _Atomic uint64_t *done;
+	/* The driver's error when it refused a copy last, as static text; NULL: it has refused none. Of the queue's thread. */
+	const char *refusal;
 };
 
 struct gpu_queue_spec {
@@ -195,8 +197,8 @@ struct gpu_plugin_ops {
 	void (*queue_free)(struct gpu_queue *q);
 	/*
 	 * Submits a copy, also of no pieces, whose time shows how long kernels of this process wait. It is done when *q->done has
-	 * reached the number of copies submitted until then. -EIO: lost. -EINVAL: the driver refused a part of it; it counts as
-	 * submitted, and is done when the rest of it is.
+	 * reached the number of copies submitted until then. -EIO: lost. -EINVAL: the driver refused a part of it, and `refusal` says
+	 * why; it counts as submitted, and is done when the rest of it is.
 	 */
 	int (*submit)(struct gpu_queue *q, const struct gpu_copy *c);
 	/* Checks the device after a long wait, since *q->done alone does not show a loss. 0 or -EIO. */

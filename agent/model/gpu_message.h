@@ -31,7 +31,8 @@ enum gpu_command {
 
 /* From the worker. */
 enum gpu_event {
-	GPU_LOST,               /* id: device: it failed; answered by DOWN */
+	GPU_LOST, /* id: device: it failed; answered by DOWN */
+	GPU_REFUSED, /* id: device; arg: static text: the driver's error when it refused a copy. At most one a second */
 	GPU_GONE,               /* id: device: its queues are not used any more */
 	GPU_COPY_MEMORY_WANTED, /* id: device; answered by COPY_MEMORY */
 	GPU_COPY_MEMORY_BACK, /* id: device: no new copy uses it. Copies of a device that is lost may still be in flight */

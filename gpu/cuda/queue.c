@@ -352,6 +352,7 @@ int cuda_queue_submit(struct gpu_queue *head, const struct gpu_copy *c)
 	if (cuda_is_lost(r) || cuda_engines_join(q->engines, q->stream) != cudaSuccess ||
 	    write_number(q, q->submitted) != cudaSuccess)
 		return queue_lost(q);
+	head->refusal = cudaGetErrorName(r);
 	return -EINVAL;
 }
 

@@ -166,6 +166,7 @@ static int fake_open(struct gpu_plugin **ret, struct dray_err *reterr)
 		.hold = getenv("FAKE_GPU_HOLD"),
 		.hold_import = getenv("FAKE_GPU_HOLD_IMPORT"),
 		.hold_free = getenv("FAKE_GPU_HOLD_FREE"),
+		.refuse = getenv("FAKE_GPU_REFUSE"),
 		.refuse_pin = getenv("FAKE_GPU_REFUSE_PIN"),
 		.busy = getenv("FAKE_GPU_BUSY"),
 		.lose_after = number("FAKE_GPU_LOSE_AFTER", 0),

@@ -26,6 +26,7 @@
  *   FAKE_GPU_LOSE_AFTER=N each device is lost, once, at its copy number N + 1
  *   FAKE_GPU_LOSE=PATH    device N is lost as long as the file PATHN exists
  *   FAKE_GPU_HOLD=PATH    copies do not start while the file PATH exists
+ *   FAKE_GPU_REFUSE=PATH  copies are refused while the file PATH exists
  *   FAKE_GPU_HOLD_IMPORT=PATH  import() waits while the file PATH exists and as many imports are open as it has bytes
  *   FAKE_GPU_HOLD_FREE=PATH  block_free() waits while the file PATH exists
  *   FAKE_GPU_BUSY=PATH    device N is busy while the file PATHN exists: kernels wait a millisecond. Without it devices

@@ -23,7 +23,7 @@ struct fake_device {
 struct fake {
 	unsigned n;
 	bool no_peers, dmabuf, ordered, dry;
-	const char *fail, *lose, *hold, *hold_import, *hold_free, *refuse_pin,
+	const char *fail, *lose, *hold, *hold_import, *hold_free, *refuse, *refuse_pin,
 		*busy; /* from the environment */
 	uint64_t lose_after;
 	uint64_t free_mib; /* 0: no limit */

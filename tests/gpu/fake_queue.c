@@ -194,7 +194,8 @@ void fake_queue_free(struct gpu_queue *queue)
 /* A driver refuses a copy by an engine that lies in two allocations, neighbours or not. */
 static bool is_refused(const struct queue *q, const struct gpu_copy *c)
 {
-	bool refused = c->n && atomic_load(&fake_refusing);
+	bool refused = c->n && (atomic_load(&fake_refusing) ||
+				(fake.refuse && access(fake.refuse, F_OK) == 0));
 
 	for (uint32_t i = 0; i < c->n && c->engine && !refused; i++) {
 		uint64_t ends[] = {
@@ -236,6 +237,7 @@ int fake_submit(struct gpu_queue *queue, const struct gpu_copy *c)
 	}
 	if (is_refused(q, c)) {
 		push(q, &(struct entry){ .copy = { .route = c->route } });
+		queue->refusal = "fakeErrorRefused";
 		return -EINVAL;
 	}
 	return push(q, &(struct entry){ .copy = *c });

@@ -30,7 +30,8 @@ class FakeGpus:
         self.settings = {"gpu.plugin": PLUGIN, "gpu.measure": "true" if measured else "false"}
         self.env = {"FAKE_GPU_STATUS": str(directory / "status"), "FAKE_GPU_LOSE": str(directory / "lose"),
                     "FAKE_GPU_HOLD": str(directory / "hold"), "FAKE_GPU_HOLD_IMPORT": str(directory / "hold_import"),
-                    "FAKE_GPU_HOLD_FREE": str(directory / "hold_free"), "FAKE_GPU_REFUSE_PIN": str(directory / "refuse_pin"),
+                    "FAKE_GPU_HOLD_FREE": str(directory / "hold_free"), "FAKE_GPU_REFUSE": str(directory / "refuse"),
+                    "FAKE_GPU_REFUSE_PIN": str(directory / "refuse_pin"),
                     **({"FAKE_GPU_BUSY": str(directory / "busy")} if watched else {}),
                     **{f"FAKE_GPU_{k.upper()}": str(v) for k, v in env.items()}}
 
@@ -54,7 +55,7 @@ class FakeGpus:
     @contextlib.contextmanager
     def held(self, what="hold", after=0):
         """Inside the block copies (hold), the opening of handles (hold_import, once `after` are open) or the end of the agent's own memory
-        (hold_free) do not finish, or nothing can be pinned (refuse_pin)."""
+        (hold_free) do not finish, copies are refused (refuse), or nothing can be pinned (refuse_pin)."""
         path = self.directory / what
         path.write_bytes(bytes(after))
         try:

@@ -463,6 +463,20 @@ def test_device_lost(gpu_agent):
         host.remove()
 
 
+def test_refused_copy(gpu_agent):
+    """The client and the log have the driver's error, and the next transfer works."""
+    agent, gpus = gpu_agent()
+    with agent.wire() as client, GpuMemory(MIB) as a, GpuMemory(MIB, fill=noise(MIB)) as b:
+        first, second = add_vmm(client, a), add_vmm(client, b)
+        remote = client.import_token(str(second.export()), timeout=LIMIT)
+        with gpus.held("refuse"):
+            error = expect("internal", client.read(first, remote, [(0, 0, MIB)]).result, LIMIT)
+        assert "the GPU driver refused a copy of the transfer: fakeErrorRefused" in str(error)
+        log_has(agent, "the driver refused a copy: fakeErrorRefused", uuid(0))
+        client.read(first, remote, [(0, 0, MIB)]).result(LIMIT)
+        assert a.view[:] == b.view[:]
+
+
 def test_sessions_end_around_the_loss_of_a_device(gpu_agent):
     """Sessions with regions on a lost device end before, during and after the release of the device."""
     agent, gpus = gpu_agent()

@@ -362,6 +362,8 @@ static void ends_after_the_rest_of_a_list(void **state)
 		driver.refuse(NULL, 0, 0);
 		assert_int_equal(*q->done, 0);
 		if (rows[i].ret == -EINVAL) {
+			assert_string_equal(q->refusal,
+					    i ? "cudaErrorMemoryAllocation" : "cudaError");
 			assert_int_equal(driver.count("joined", 0), joined + 3);
 			driver.hold(false);
 			assert_int_equal(*q->done, 1);

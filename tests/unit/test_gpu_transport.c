@@ -595,7 +595,12 @@ static void refused(void **state)
 	for (unsigned i = 0; i < 3; i++)
 		assert_int_equal(g.rig.ended[i].code,
 				 g.rig.ended[i].request_id == 1 ? DRAY_E_INTERNAL : 0);
-	assert_int_equal(g.rig.n_told, 0);
+	/* both copies were refused in one turn */
+	assert_int_equal(g.rig.n_told, 1);
+	assert_true(gpu_rig_told(&g, GPU_REFUSED, 0));
+	assert_string_equal(g.rig.told[0].arg, "fakeErrorRefused");
+	assert_string_equal(gpu_refusal(&g.rig.core),
+			    "the GPU driver refused a copy of the transfer: fakeErrorRefused");
 	gpu_rig_deinit(&g);
 }
 

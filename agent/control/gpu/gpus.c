@@ -106,6 +106,11 @@ void gpus_message(struct gpus *g, unsigned worker, const struct transport_messag
 	case GPU_LOST:
 		gpu_device_lost(&g->devices[m->id], "a copy failed");
 		break;
+	case GPU_REFUSED:
+		log_limited(DRAY_LOG_WARNING, AREA,
+			    "the driver refused a copy: %s gpu=%s address=%s", (const char *)m->arg,
+			    g->devices[m->id].info.uuid, g->devices[m->id].info.bdf);
+		break;
 	case GPU_GONE:
 		gpu_device_worker_gone(&g->devices[m->id]);
 		break;

@@ -12,6 +12,7 @@
 
 #include <errno.h>
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -69,12 +70,14 @@ struct port {
 	bool lost, going;
 	struct lane lanes[GPU_LANE_COPY_N]; /* by enum gpu_lane */
 	struct gpu_probe probe;
+	int64_t refused_ns; /* when the control thread was told of a refused copy last; 0: never */
 };
 
 struct gpu_worker {
 	struct port ports[GPU_DEVICES_MAX];
 	struct dray_list busy;  /* lanes with tasks, those of class latency first */
 	uint32_t probes;        /* devices with a probe in flight */
+	char refusal[128];      /* why the driver refused a copy last */
 	_Atomic unsigned armed; /* callbacks of the plug-in that are still due */
 	int wake_fd;
 	struct loop_source source;
@@ -165,12 +168,14 @@ void gpu_queues_deinit(struct core *c)
 	c->gpu = NULL;
 }
 
-static void tell(struct core *c, enum gpu_event type, unsigned device)
+/* arg: of GPU_REFUSED, or NULL. */
+static void tell(struct core *c, enum gpu_event type, unsigned device, const char *arg)
 {
 	c->up->event(c, &(struct event){ .type = EVENT_TRANSPORT,
 					 .message = { .transport = DMSG_TRANSPORT_GPU,
 						      .type = type,
-						      .id = device } });
+						      .id = device,
+						      .arg = (void *)(uintptr_t)arg } });
 }
 
 void gpu_queues_up(struct core *c, const struct gpu_queues *q)
@@ -211,7 +216,7 @@ static void port_leave(struct core *c, unsigned device)
 		if (p->lanes[k].n_tasks)
 			return;
 	p->given = NULL;
-	tell(c, GPU_GONE, device);
+	tell(c, GPU_GONE, device, NULL);
 }
 
 void gpu_queues_down(struct core *c, unsigned device)
@@ -227,7 +232,7 @@ static void port_lost(struct core *c, unsigned device)
 	if (p->lost)
 		return;
 	p->lost = true;
-	tell(c, GPU_LOST, device);
+	tell(c, GPU_LOST, device, NULL);
 	/* all queues: the plug-in releases their waiters */
 	for (unsigned k = 0; k < GPU_LANE_COPY_N; k++)
 		p->given->ops->check(p->lanes[k].queue);
@@ -305,6 +310,24 @@ static void measurement_ends(const struct port *p)
 		atomic_store_explicit(&l->measured, false, memory_order_relaxed);
 }
 
+/* A driver may refuse all copies. */
+static void note_refusal(struct core *c, const struct lane *l)
+{
+	struct port *p = &c->gpu->ports[l->device];
+
+	snprintf(c->gpu->refusal, sizeof(c->gpu->refusal),
+		 "the GPU driver refused a copy of the transfer: %s", l->queue->refusal);
+	if (p->refused_ns && c->now_ns < p->refused_ns + DRAY_NS_PER_SEC)
+		return;
+	p->refused_ns = c->now_ns;
+	tell(c, GPU_REFUSED, l->device, l->queue->refusal);
+}
+
+const char *gpu_refusal(const struct core *c)
+{
+	return c->gpu->refusal;
+}
+
 int gpu_submit(struct core *c, unsigned device, unsigned lane, struct gpu_copy *copy, uint32_t n,
 	       struct gpu_task *t)
 {
@@ -330,6 +353,8 @@ int gpu_submit(struct core *c, unsigned device, unsigned lane, struct gpu_copy *
 		return -EIO;
 	}
 	t->refused = ret < 0;
+	if (t->refused)
+		note_refusal(c, l);
 	t->n_pieces = 0;
 	if (!own) {
 		/* without copies in flight the skipped range was free already */

@@ -36,6 +36,8 @@ uint32_t gpu_room(const struct core *c, unsigned device, unsigned lane);
 struct dray_piece *gpu_pieces(struct core *c, unsigned device, unsigned lane);
 int gpu_submit(struct core *c, unsigned device, unsigned lane, struct gpu_copy *copy, uint32_t n,
 	       struct gpu_task *t);
+/* Why the driver refused a copy last, as a sentence in memory of the worker. One has ended with DRAY_E_INTERNAL. */
+const char *gpu_refusal(const struct core *c);
 
 /* The device is up. */
 enum dray_config_gpu_copy gpu_copy_setting(const struct core *c, unsigned device);

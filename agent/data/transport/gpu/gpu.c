@@ -28,7 +28,6 @@
 #define SLICES_UNDER_WAY 3
 #define LOST \
 	"a GPU of the transfer failed or was removed: register its memory again when it is back"
-#define REFUSED "the GPU driver refused a copy of the transfer"
 
 _Static_assert(GPU_LISTS_BYTES == OPS_PINNED_BYTES, "room for the store's slabs");
 
@@ -180,7 +179,7 @@ static void slice_end(struct core *c, struct slice *s)
 {
 	uint32_t code = s->end_code;
 	const char *detail = code == DRAY_E_GPU_LOST ? LOST :
-			     code == DRAY_E_INTERNAL ? REFUSED :
+			     code == DRAY_E_INTERNAL ? gpu_refusal(c) :
 						       XFER_FAULT_DETAIL;
 
 	dray_list_del(&s->link);
