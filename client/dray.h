@@ -1360,7 +1360,7 @@ struct dray_store_item {
 struct dray_store_batch {
 	const char *space;        /* name space; NULL or "": the one of the client's own user */
 	dray_region region;       /* PUT and GET: of the ranges */
-	unsigned int deadline_ms; /* PUT and GET; 0: the agent's default for transfers */
+	unsigned int deadline_ms; /* PUT, GET, PIN, READ; 0: the agent's default for transfers */
 	unsigned int lease_ms;    /* EXISTS: of what other agents have; 0: they are not asked */
 	const struct dray_store_item *items; /* the keys */
 	size_t items_n;                      /* 1 to DRAY_STORE_KEYS_MAX */
@@ -1412,6 +1412,9 @@ struct dray_store_results {
  * READ maps the store's memory, which cannot be written to. data stays mapped until its lease is
  * released, or dray_disconnect(), or longer, see dray_store_keep(); its bytes are those of the object until the lease is released or the
  * session ends. Leased and pinned objects count against the user's share of limits.store_held_bytes.
+ *
+ * For objects that are only on disk, PIN and READ make room in memory for up to deadline_ms; what has none then is
+ * DRAY_STORE_BUSY.
  *
  * Blocks: for up to deadline_ms plus request_ms.
  *

@@ -472,6 +472,13 @@ static int batch_encode(struct dray *d, struct lists *l, uint16_t type, uint64_t
 			.replicas = type == DMSG_STORE_PUT ? b->replicas : 0,
 			.agent = { b->at, type == DMSG_STORE_PUT ? (uint32_t)at_n : 0 },
 		};
+	else if (type == DMSG_STORE_PIN || type == DMSG_STORE_READ)
+		/* both have the same fields */
+		m.store_pin = (struct dmsg_store_pin){
+			.space = space,
+			.keys = keys,
+			.deadline_ms = b->deadline_ms,
+		};
 	else
 		m.store_exists = (struct dmsg_store_exists){
 			.space = space,

@@ -717,7 +717,7 @@ const struct dray_config_key dray_config_keys[DRAY_CONFIG_KEY_N] = {
 	  .allowed = "\"1ms\" to \"24h\"",
 	  .min = INT64_C(1000000), .max = INT64_C(86400000000000),
 	  .reload = true,
-	  .doc = "Deadline of transfers that do not name their own, and of PIN and READ of the store." },
+	  .doc = "Deadline of transfers, and of PIN and READ of the store, that do not name their own." },
 	{ .path = "transfer.slow", .section = "transfer", .name = "slow",
 	  .env = "DRAY_TRANSFER_SLOW", .type = DRAY_CONFIG_DURATION,
 	  CONFIG_MEMBER(transfer.slow), .def = "1s",

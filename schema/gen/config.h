@@ -786,8 +786,8 @@ struct dray_config {
 		 */
 		int64_t slice_timeout;
 		/*
-		 * Deadline of transfers that do not name their own, and of PIN and READ of the
-		 * store.
+		 * Deadline of transfers, and of PIN and READ of the store, that do not name their
+		 * own.
 		 */
 		int64_t deadline;
 		/*

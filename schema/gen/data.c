@@ -2677,7 +2677,7 @@ int dmsg_store_pin_decode(const void *body, size_t len, struct dmsg_store_pin *r
 	struct dray_err *reterr)
 {
 	const uint8_t *p = body;
-	struct dmsg_store_pin m;
+	struct dmsg_store_pin m = { 0 };
 
 	if (len < 4)
 		return check_short(reterr, "store_pin");
@@ -2699,6 +2699,13 @@ int dmsg_store_pin_decode(const void *body, size_t len, struct dmsg_store_pin *r
 		return check_large(reterr, "store_pin.keys", m.keys.n, 131072);
 	if (len - 4 < m.keys.n)
 		return check_short(reterr, "store_pin");
+	p += 4 + m.keys.n;
+	len -= 4 + m.keys.n;
+	if (len) { /* since minor version 4 */
+		if (len < 4)
+			return check_short(reterr, "store_pin");
+		m.deadline_ms = dray_le_get32(p + 0);
+	}
 	*ret = m;
 	return 0;
 }
@@ -2706,7 +2713,7 @@ int dmsg_store_pin_decode(const void *body, size_t len, struct dmsg_store_pin *r
 int dmsg_store_pin_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct dmsg_store_pin *m)
 {
-	size_t length = 8;
+	size_t length = 12;
 	uint8_t *p;
 
 	if (m->space.n > 64 || !text_ok(m->space))
@@ -2721,7 +2728,8 @@ int dmsg_store_pin_encode(void *buf, size_t cap, uint64_t request_id,
 	dray_le_put32(p + 0, m->space.n);
 	p = put_bytes(p + 4, m->space.p, m->space.n);
 	dray_le_put32(p + 0, m->keys.n);
-	put_bytes(p + 4, m->keys.p, m->keys.n);
+	p = put_bytes(p + 4, m->keys.p, m->keys.n);
+	dray_le_put32(p + 0, m->deadline_ms);
 	return (int)(DMSG_HEADER_SIZE + length);
 }
 
@@ -2851,7 +2859,7 @@ int dmsg_store_read_decode(const void *body, size_t len, struct dmsg_store_read 
 	struct dray_err *reterr)
 {
 	const uint8_t *p = body;
-	struct dmsg_store_read m;
+	struct dmsg_store_read m = { 0 };
 
 	if (len < 4)
 		return check_short(reterr, "store_read");
@@ -2873,6 +2881,13 @@ int dmsg_store_read_decode(const void *body, size_t len, struct dmsg_store_read 
 		return check_large(reterr, "store_read.keys", m.keys.n, 131072);
 	if (len - 4 < m.keys.n)
 		return check_short(reterr, "store_read");
+	p += 4 + m.keys.n;
+	len -= 4 + m.keys.n;
+	if (len) { /* since minor version 4 */
+		if (len < 4)
+			return check_short(reterr, "store_read");
+		m.deadline_ms = dray_le_get32(p + 0);
+	}
 	*ret = m;
 	return 0;
 }
@@ -2880,7 +2895,7 @@ int dmsg_store_read_decode(const void *body, size_t len, struct dmsg_store_read 
 int dmsg_store_read_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct dmsg_store_read *m)
 {
-	size_t length = 8;
+	size_t length = 12;
 	uint8_t *p;
 
 	if (m->space.n > 64 || !text_ok(m->space))
@@ -2895,7 +2910,8 @@ int dmsg_store_read_encode(void *buf, size_t cap, uint64_t request_id,
 	dray_le_put32(p + 0, m->space.n);
 	p = put_bytes(p + 4, m->space.p, m->space.n);
 	dray_le_put32(p + 0, m->keys.n);
-	put_bytes(p + 4, m->keys.p, m->keys.n);
+	p = put_bytes(p + 4, m->keys.p, m->keys.n);
+	dray_le_put32(p + 0, m->deadline_ms);
 	return (int)(DMSG_HEADER_SIZE + length);
 }
 

@@ -1682,7 +1682,7 @@ int dmsg_store_remove_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct dmsg_store_remove_reply *m);
 
 #define DMSG_STORE_PIN_MIN 8
-#define DMSG_STORE_PIN_BODY_MAX 131144
+#define DMSG_STORE_PIN_BODY_MAX 131148
 /*
  * Request. Keeps objects from being evicted, until STORE_UNPIN or the end of the session. Since
  * 1.4.
@@ -1690,6 +1690,11 @@ int dmsg_store_remove_reply_encode(void *buf, size_t cap, uint64_t request_id,
 struct dmsg_store_pin {
 	struct dray_str space; /* Name space; empty: the one of the client's owner. */
 	struct dray_blob keys; /* Keys back to back, each after a byte with its length, 1 to 255. */
+	/*
+	 * Milliseconds in which objects that are only on disk get room in memory; 0 is the agent's
+	 * default for transfers.
+	 */
+	uint32_t deadline_ms;
 };
 int dmsg_store_pin_decode(const void *body, size_t len, struct dmsg_store_pin *ret,
 	struct dray_err *reterr);
@@ -1737,7 +1742,7 @@ int dmsg_store_unpin_reply_encode(void *buf, size_t cap, uint64_t request_id,
 	const struct dmsg_store_unpin_reply *m);
 
 #define DMSG_STORE_READ_MIN 8
-#define DMSG_STORE_READ_BODY_MAX 131144
+#define DMSG_STORE_READ_BODY_MAX 131148
 /*
  * Request. Leases objects to be read in place: the client maps the memfd with PROT_READ. The agent
  * does not evict them until STORE_RELEASE or the end of the session. Since 1.4.
@@ -1745,6 +1750,11 @@ int dmsg_store_unpin_reply_encode(void *buf, size_t cap, uint64_t request_id,
 struct dmsg_store_read {
 	struct dray_str space; /* Name space; empty: the one of the client's owner. */
 	struct dray_blob keys; /* Keys back to back, each after a byte with its length, 1 to 255. */
+	/*
+	 * Milliseconds in which objects that are only on disk get room in memory; 0 is the agent's
+	 * default for transfers.
+	 */
+	uint32_t deadline_ms;
 };
 int dmsg_store_read_decode(const void *body, size_t len, struct dmsg_store_read *ret,
 	struct dray_err *reterr);

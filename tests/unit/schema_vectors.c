@@ -1715,6 +1715,8 @@ static const char *check_dmsg_store_pin(const void *body, size_t len)
 		return "space";
 	if (m.keys.n != 41 || memcmp(m.keys.p, "\036\045\054\063\072\101\110\117\126\135\144\153\162\171\200\207\216\225\234\243\252\261\270\277\306\315\324\333\342\351\360\367\376\005\014\023\032\041\050\057\066", 41))
 		return "keys";
+	if (m.deadline_ms != UINT32_C(0x5049423b))
+		return "deadline_ms";
 	return NULL;
 }
 
@@ -1723,6 +1725,7 @@ static int encode_dmsg_store_pin(void *buf, size_t cap)
 	const struct dmsg_store_pin m = {
 		.space = { "\163\160\141\143\145\040\303\274\342\234\223\040\360\237\233\222", 16 },
 		.keys = { (const uint8_t *)"\036\045\054\063\072\101\110\117\126\135\144\153\162\171\200\207\216\225\234\243\252\261\270\277\306\315\324\333\342\351\360\367\376\005\014\023\032\041\050\057\066", 41 },
+		.deadline_ms = UINT32_C(0x5049423b),
 	};
 
 	return dmsg_store_pin_encode(buf, cap, VECTOR_REQUEST_ID, &m);
@@ -1829,6 +1832,8 @@ static const char *check_dmsg_store_read(const void *body, size_t len)
 		return "space";
 	if (m.keys.n != 41 || memcmp(m.keys.p, "\036\045\054\063\072\101\110\117\126\135\144\153\162\171\200\207\216\225\234\243\252\261\270\277\306\315\324\333\342\351\360\367\376\005\014\023\032\041\050\057\066", 41))
 		return "keys";
+	if (m.deadline_ms != UINT32_C(0x5049423b))
+		return "deadline_ms";
 	return NULL;
 }
 
@@ -1837,6 +1842,7 @@ static int encode_dmsg_store_read(void *buf, size_t cap)
 	const struct dmsg_store_read m = {
 		.space = { "\163\160\141\143\145\040\303\274\342\234\223\040\360\237\233\222", 16 },
 		.keys = { (const uint8_t *)"\036\045\054\063\072\101\110\117\126\135\144\153\162\171\200\207\216\225\234\243\252\261\270\277\306\315\324\333\342\351\360\367\376\005\014\023\032\041\050\057\066", 41 },
+		.deadline_ms = UINT32_C(0x5049423b),
 	};
 
 	return dmsg_store_read_encode(buf, cap, VECTOR_REQUEST_ID, &m);
@@ -4504,16 +4510,16 @@ const struct vector vectors[] = {
 	  check_dmsg_store_remove, encode_dmsg_store_remove, encode_empty_dmsg_store_remove, 0, NULL },
 	{ VECTOR_DATA, DMSG_STORE_REMOVE_REPLY, "store_remove_reply", 4, DMSG_STORE_REMOVE_REPLY_BODY_MAX,
 	  check_dmsg_store_remove_reply, encode_dmsg_store_remove_reply, encode_empty_dmsg_store_remove_reply, 0, NULL },
-	{ VECTOR_DATA, DMSG_STORE_PIN, "store_pin", 8, DMSG_STORE_PIN_BODY_MAX,
-	  check_dmsg_store_pin, encode_dmsg_store_pin, encode_empty_dmsg_store_pin, 0, NULL },
+	{ VECTOR_DATA, DMSG_STORE_PIN, "store_pin", 12, DMSG_STORE_PIN_BODY_MAX,
+	  check_dmsg_store_pin, encode_dmsg_store_pin, encode_empty_dmsg_store_pin, 1, (const size_t[]){ 65 } },
 	{ VECTOR_DATA, DMSG_STORE_PIN_REPLY, "store_pin_reply", 4, DMSG_STORE_PIN_REPLY_BODY_MAX,
 	  check_dmsg_store_pin_reply, encode_dmsg_store_pin_reply, encode_empty_dmsg_store_pin_reply, 0, NULL },
 	{ VECTOR_DATA, DMSG_STORE_UNPIN, "store_unpin", 8, DMSG_STORE_UNPIN_BODY_MAX,
 	  check_dmsg_store_unpin, encode_dmsg_store_unpin, encode_empty_dmsg_store_unpin, 0, NULL },
 	{ VECTOR_DATA, DMSG_STORE_UNPIN_REPLY, "store_unpin_reply", 4, DMSG_STORE_UNPIN_REPLY_BODY_MAX,
 	  check_dmsg_store_unpin_reply, encode_dmsg_store_unpin_reply, encode_empty_dmsg_store_unpin_reply, 0, NULL },
-	{ VECTOR_DATA, DMSG_STORE_READ, "store_read", 8, DMSG_STORE_READ_BODY_MAX,
-	  check_dmsg_store_read, encode_dmsg_store_read, encode_empty_dmsg_store_read, 0, NULL },
+	{ VECTOR_DATA, DMSG_STORE_READ, "store_read", 12, DMSG_STORE_READ_BODY_MAX,
+	  check_dmsg_store_read, encode_dmsg_store_read, encode_empty_dmsg_store_read, 1, (const size_t[]){ 65 } },
 	{ VECTOR_DATA, DMSG_STORE_READ_REPLY, "store_read_reply", 4, DMSG_STORE_READ_REPLY_BODY_MAX,
 	  check_dmsg_store_read_reply, encode_dmsg_store_read_reply, encode_empty_dmsg_store_read_reply, 0, NULL },
 	{ VECTOR_DATA, DMSG_STORE_RELEASE, "store_release", 8, DMSG_STORE_RELEASE_BODY_MAX,

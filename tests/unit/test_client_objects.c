@@ -385,16 +385,20 @@ static void late_answers_are_undone(void **state)
 
 /* The READ that waits for its answer, and the leases that have ended. */
 static uint64_t read_request, ended_leases[4];
-static uint32_t ended_leases_n, ended_flags;
+static uint32_t ended_leases_n, ended_flags, read_deadline_ms;
 
 static bool keep_read(struct fake *f, const struct dmsg_header *h, const uint8_t *body,
 		      struct dray_fds *fds)
 {
 	struct dmsg_store_release m;
+	struct dmsg_store_read read;
 	uint8_t buf[64];
 
-	if (h->type == DMSG_STORE_READ)
+	if (h->type == DMSG_STORE_READ) {
+		dray_assert(dmsg_store_read_decode(body, h->length, &read, NULL) == 0);
 		read_request = h->request_id;
+		read_deadline_ms = read.deadline_ms;
+	}
 	if (h->type != DMSG_STORE_RELEASE)
 		return h->type == DMSG_STORE_READ;
 	dray_assert(dmsg_store_release_decode(body, h->length, &m, NULL) == 0);
@@ -441,7 +445,9 @@ static void leases_that_nobody_sees_end(void **state)
 		{ .key = "b", .key_length = 1 },
 		{ .key = "c", .key_length = 1 },
 	};
-	static const struct dray_store_batch batch = { .items = items, .items_n = 3 };
+	static const struct dray_store_batch batch = { .items = items,
+						       .items_n = 3,
+						       .deadline_ms = 20 };
 	struct dray_options o = client_options();
 	struct dray_store_result results[3];
 	struct dray_completion c;
@@ -456,6 +462,7 @@ static void leases_that_nobody_sees_end(void **state)
 	client_fake.hook = keep_read;
 	ended_leases_n = 0;
 	assert_int_equal(dray_store(d, DRAY_STORE_READ, &batch, results), -DRAY_E_TIMEOUT);
+	assert_int_equal(read_deadline_ms, 20);
 	fake_do(&client_fake, answer_read, NULL);
 	while (!fake_count(&client_fake, DMSG_STORE_RELEASE))
 		assert_int_equal(dray_process(d, 10), 0);

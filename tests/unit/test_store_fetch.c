@@ -2141,10 +2141,12 @@ static void test_pin_and_read_evict_in_turns(void **state)
 		assert_true(sd_event_run(rig.event, UINT64_MAX) > 0);
 }
 
-static void send_pin(uint64_t id)
+static void send_pin(uint64_t id, uint32_t deadline_ms)
 {
 	uint8_t buf[256], blob[2];
-	struct dmsg_store_pin pin = { .space = { "kv", 2 }, .keys = { blob, sizeof(blob) } };
+	struct dmsg_store_pin pin = { .space = { "kv", 2 },
+				      .keys = { blob, sizeof(blob) },
+				      .deadline_ms = deadline_ms };
 	int n;
 
 	keys_blob(blob, "P");
@@ -2154,10 +2156,10 @@ static void send_pin(uint64_t id)
 }
 
 /* The session has begun to evict for a PIN. */
-static void begin_pin(uint64_t id)
+static void begin_pin(uint64_t id, uint32_t deadline_ms)
 {
 	fill_beside_disk("P");
-	send_pin(id);
+	send_pin(id, deadline_ms);
 	for (unsigned i = 0; i < 1000 && !session()->begins; i++)
 		worker_turn(rig.ring.worker, false);
 	assert_non_null(session()->begins);
@@ -2168,7 +2170,7 @@ static void test_pin_during_a_drain(void **state)
 {
 	fill_beside_disk("P");
 	post((struct command){ .type = COMMAND_DRAIN });
-	send_pin(2);
+	send_pin(2, 0);
 	turn();
 	assert_null(session()->begins);
 	told(DMSG_STORE_PIN_REPLY, 2, "B");
@@ -2177,7 +2179,7 @@ static void test_pin_during_a_drain(void **state)
 /* It is answered without the object. */
 static void test_pin_at_the_end_of_a_drain(void **state)
 {
-	begin_pin(2);
+	begin_pin(2, 0);
 	worker_post(rig.ring.worker,
 		    &(struct command){ .type = COMMAND_STOP_TRANSFERS, .code = DRAY_E_DEADLINE });
 	while (session()->begins)
@@ -2195,12 +2197,11 @@ static void pass_time(int64_t ns)
 }
 
 /* It is answered without the object, and the session takes its next request. */
-static void test_pin_whose_deadline_passes(void **state)
+static void pin_late(uint32_t deadline_ms)
 {
 	uint64_t before;
 
-	rig.ring.worker->core.cfg.deadline_ns = DRAY_NS_PER_MS;
-	begin_pin(2);
+	begin_pin(2, deadline_ms);
 	pass_time(DRAY_NS_PER_MS);
 	before = store_totals(rig.store).evictions;
 	worker_turn(rig.ring.worker, false);
@@ -2211,9 +2212,20 @@ static void test_pin_whose_deadline_passes(void **state)
 	told(DMSG_STORE_UNPIN_REPLY, 3, "N");
 }
 
+static void test_pin_whose_deadline_passes(void **state)
+{
+	pin_late(1);
+}
+
+static void test_pin_without_a_deadline_of_its_own(void **state)
+{
+	rig.ring.worker->core.cfg.deadline_ns = DRAY_NS_PER_MS;
+	pin_late(0);
+}
+
 static void test_pin_of_a_session_that_ends(void **state)
 {
-	begin_pin(2);
+	begin_pin(2, 0);
 	post((struct command){ .type = COMMAND_SESSION_CLOSE, .session = session()->xs.handle });
 }
 
@@ -2365,6 +2377,8 @@ int main(void)
 						tear_down_with_disk),
 		cmocka_unit_test_setup_teardown(test_pin_whose_deadline_passes, set_up_with_disk,
 						tear_down_with_disk),
+		cmocka_unit_test_setup_teardown(test_pin_without_a_deadline_of_its_own,
+						set_up_with_disk, tear_down_with_disk),
 		cmocka_unit_test_setup_teardown(test_pin_of_a_session_that_ends, set_up_with_disk,
 						tear_down_with_disk),
 		cmocka_unit_test_setup_teardown(test_keep_evicts_in_turns, set_up, tear_down),

@@ -2408,14 +2408,15 @@ def unpack_store_remove_reply(body):
 
 
 # Keeps objects from being evicted, until STORE_UNPIN or the end of the session. Since 1.4.
-StorePin = namedtuple("StorePin", "space keys")
+StorePin = namedtuple("StorePin", "space keys deadline_ms")
+_STORE_PIN_2 = Struct("<I")
 
 
-def pack_store_pin(request_id=0, space="", keys=b""):
+def pack_store_pin(request_id=0, space="", keys=b"", deadline_ms=0):
     space = _put_text("store_pin.space", space, 64, True)
     keys = _put_blob("store_pin.keys", keys, 131072)
     return build(MSG_STORE_PIN, request_id, _U32.pack(len(space)), space, _U32.pack(len(keys)),
-                 keys)
+                 keys, _STORE_PIN_2.pack(deadline_ms))
 
 
 def unpack_store_pin(body):
@@ -2445,7 +2446,14 @@ def unpack_store_pin(body):
     keys = _copy(body[at:at + n])
     at += n
     left -= n
-    return StorePin(space, keys)
+    deadline_ms = 0
+    if left:  # since minor version 4
+        if left < 4:
+            raise _short("store_pin")
+        deadline_ms, = _STORE_PIN_2.unpack_from(body, at)
+        at += 4
+        left -= 4
+    return StorePin(space, keys, deadline_ms)
 
 
 # The objects are pinned. busy: the pinned and leased bytes of the owner reach its share of
@@ -2546,14 +2554,15 @@ def unpack_store_unpin_reply(body):
 
 # Leases objects to be read in place: the client maps the memfd with PROT_READ. The agent does not
 # evict them until STORE_RELEASE or the end of the session. Since 1.4.
-StoreRead = namedtuple("StoreRead", "space keys")
+StoreRead = namedtuple("StoreRead", "space keys deadline_ms")
+_STORE_READ_2 = Struct("<I")
 
 
-def pack_store_read(request_id=0, space="", keys=b""):
+def pack_store_read(request_id=0, space="", keys=b"", deadline_ms=0):
     space = _put_text("store_read.space", space, 64, True)
     keys = _put_blob("store_read.keys", keys, 131072)
     return build(MSG_STORE_READ, request_id, _U32.pack(len(space)), space, _U32.pack(len(keys)),
-                 keys)
+                 keys, _STORE_READ_2.pack(deadline_ms))
 
 
 def unpack_store_read(body):
@@ -2583,7 +2592,14 @@ def unpack_store_read(body):
     keys = _copy(body[at:at + n])
     at += n
     left -= n
-    return StoreRead(space, keys)
+    deadline_ms = 0
+    if left:  # since minor version 4
+        if left < 4:
+            raise _short("store_read")
+        deadline_ms, = _STORE_READ_2.unpack_from(body, at)
+        at += 4
+        left -= 4
+    return StoreRead(space, keys, deadline_ms)
 
 
 # Descriptors: the memfds that this session has not got before, or not since a STORE_RELEASE with

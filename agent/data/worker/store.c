@@ -233,7 +233,7 @@ static bool loads_first(struct wsession *s, const struct store_call *q, const ui
 	/* carrying it out says what is wrong with it */
 	struct dray_err err = DRAY_ERR_NULL;
 	struct core *c = &s->worker->core;
-	struct loads l = { .end_ns = c->now_ns + c->cfg.deadline_ns };
+	struct loads l = { .at = 0 };
 	int n;
 
 	/* a drain waits for those that have begun */
@@ -242,6 +242,9 @@ static bool loads_first(struct wsession *s, const struct store_call *q, const ui
 		return false;
 	/* both begin with the same fields */
 	l.member = store_enter(s, m->store_read.space, &err);
+	l.end_ns = c->now_ns + (m->store_read.deadline_ms ?
+					m->store_read.deadline_ms * DRAY_NS_PER_MS :
+					c->cfg.deadline_ns);
 	n = l.member ? store_keys_split(s->worker->store_scratch->keys, DMSG_STORE_KEYS_MAX,
 					m->store_read.keys, &err) :
 		       -EINVAL;

@@ -215,17 +215,24 @@ class Store:
         """Removes objects. Who reads one in place keeps its bytes."""
         return self._keys(lib.STORE_REMOVE, keys, wait)
 
-    def pin(self, keys: Iterable[bytes], *, wait: bool = True) -> Any:
-        """Keeps objects from being evicted, until unpin() or the end of the session."""
-        return self._keys(lib.STORE_PIN, keys, wait)
+    def pin(self, keys: Iterable[bytes], *, deadline: float | None = None, wait: bool = True) -> Any:
+        """Keeps objects from being evicted, until unpin() or the end of the session.
+
+        deadline: seconds in which objects that are only on disk get room in memory; Status.BUSY: it has none. None: the agent's default
+        for transfers.
+        """
+        return self._keys(lib.STORE_PIN, keys, wait, deadline=deadline)
 
     def unpin(self, keys: Iterable[bytes], *, wait: bool = True) -> Any:
         """Ends pins of this session, and leases of exists(); Status.NOT_FOUND: it has not pinned or leased the key."""
         return self._keys(lib.STORE_UNPIN, keys, wait)
 
-    def read(self, keys: Iterable[bytes], *, wait: bool = True) -> Any:
-        """Leases objects to be read in place; returns a StoreView for each key. Release each of them."""
-        return self._keys(lib.STORE_READ, keys, wait)
+    def read(self, keys: Iterable[bytes], *, deadline: float | None = None, wait: bool = True) -> Any:
+        """Leases objects to be read in place; returns a StoreView for each key. Release each of them.
+
+        deadline: as in pin().
+        """
+        return self._keys(lib.STORE_READ, keys, wait, deadline=deadline)
 
     def _copy(self, operation: int, region: Region, items: Iterable[Any], deadline: float | None, wait: bool, replicas: int = 0,
               at: bytes = b"") -> Any:
@@ -244,12 +251,13 @@ class Store:
         batch.space, batch.region, batch.deadline_ms, batch.replicas, batch.at = self._text, handle, limit, copies, at
         return self._start(operation, byref(batch), wait)
 
-    def _keys(self, operation: int, keys: Iterable[bytes], wait: bool, lease: float = 0.0) -> Any:
-        keys, limit = list(keys), arguments.milliseconds("lease", lease) if lease else 0
-        if len(keys) == 1 and (one := self._one((keys[0], ()), 0, 0, limit, 0)):
+    def _keys(self, operation: int, keys: Iterable[bytes], wait: bool, lease: float = 0.0, deadline: float | None = None) -> Any:
+        keys, lease_ms = list(keys), arguments.milliseconds("lease", lease) if lease else 0
+        limit = 0 if deadline is None else arguments.milliseconds("deadline", deadline)
+        if len(keys) == 1 and (one := self._one((keys[0], ()), 0, limit, lease_ms, 0)):
             return self._start(operation, one.ref, wait, one)
         batch = _batch(keys)
-        batch.space, batch.lease_ms = self._text, limit
+        batch.space, batch.deadline_ms, batch.lease_ms = self._text, limit, lease_ms
         return self._start(operation, byref(batch), wait)
 
     def _one(self, item: Any, region: int, deadline_ms: int, lease_ms: int, replicas: int) -> _One | None:
