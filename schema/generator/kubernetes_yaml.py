@@ -177,7 +177,7 @@ PARTS = (
     ("monitoring", "if .Values.monitoring.enabled", None, {"pod-monitor": pod_monitor}),
 )
 # Values of the chart for the pods of the DaemonSet: the field of the pod that each of them is.
-IN_METADATA, IN_SPEC = ("annotations",), ("nodeSelector", "tolerations", "priorityClassName", "imagePullSecrets")
+IN_METADATA, IN_SPEC = ("annotations",), ("nodeSelector", "tolerations", "priorityClassName", "runtimeClassName", "imagePullSecrets")
 
 
 def optional(field):
@@ -229,6 +229,8 @@ daemonset:
   nodeSelector: {}
   tolerations: []
   priorityClassName: ""
+  # For the image dray-cuda, where NVIDIA's runtime is not the default one: nvidia.
+  runtimeClassName: ""
   # Secrets for the registry of the image, in the namespace of the release, such as [{name: registry}].
   imagePullSecrets: []
 # A NetworkPolicy in each of these namespaces, which contain engines with sidecars.
@@ -270,7 +272,7 @@ def values_schema(schema):
         parameters=closed([p["name"] for p in schema.parameters if not p["optional"]], **parameters),
         inject=closed(["apiVersion"], enabled={"type": "boolean"}, apiVersion={"enum": ["v1", "v1beta1", "v1alpha1"]}),
         daemonset=closed(tenants=tenants, annotations=texts, nodeSelector=texts, tolerations={"type": "array", "items": toleration},
-                         priorityClassName=text, imagePullSecrets={"type": "array", "items": closed(["name"], name=text)}),
+                         priorityClassName=text, runtimeClassName=text, imagePullSecrets={"type": "array", "items": closed(["name"], name=text)}),
         networkPolicy=closed(["monitoringNamespace"], namespaces=labels(63), monitoringNamespace=label(63)),
         monitoring=closed(enabled={"type": "boolean"}))}, indent=2) + "\n"
 

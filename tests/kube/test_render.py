@@ -73,7 +73,7 @@ def test_values_that_helm_passes_as_numbers_and_to_subcharts():
 
 def test_pods_of_the_daemonset_fit_the_cluster(tmp_path):
     """Annotations, such as those for a second network by Multus, priority, and secrets for a registry."""
-    given = {"annotations": {"k8s.v1.cni.cncf.io/networks": '[{"name": "roce"}]', "number": "1"}, "priorityClassName": "system-node-critical",
+    given = {"annotations": {"k8s.v1.cni.cncf.io/networks": '[{"name": "roce"}]', "number": "1"}, "priorityClassName": "system-node-critical", "runtimeClassName": "nvidia",
              "imagePullSecrets": [{"name": "registry"}], "nodeSelector": {"gpu": "true"}, "tolerations": [{"operator": "Exists", "tolerationSeconds": 5}]}
     (tmp_path / "values.yaml").write_text(yaml.safe_dump({"daemonset": {"tenants": ["a", "b"], **given}}))
     things = [o for o in yaml.safe_load_all(run("helm", "template", "dray", CHART, "--values", tmp_path / "values.yaml")) if o and o["kind"] == "DaemonSet"]
