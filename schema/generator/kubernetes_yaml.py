@@ -202,8 +202,17 @@ def helm_template(schema, node, condition, loop):
     return banner("#") + begin + body
 
 
-def kustomization(files):
-    head = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": files}
+def reference_of(kind, path):
+    return {"kind": kind, "fieldSpecs": [{"kind": "MutatingAdmissionPolicyBinding", "path": path}]}
+
+
+# Names in the binding that Kustomize does not know, so that an overlay with a namespace or a prefix changes them, too.
+REFERENCES = {"namespace": [{"kind": "MutatingAdmissionPolicyBinding", "path": "spec/paramRef/namespace"}],
+              "nameReference": [reference_of("ConfigMap", "spec/paramRef/name"), reference_of("MutatingAdmissionPolicy", "spec/policyName")]}
+
+
+def kustomization(files, **more):
+    head = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": files, **more}
     return banner("#") + "\n".join(Static().lines(head)) + "\n"
 
 
@@ -318,7 +327,9 @@ def write(schema, version):
             files[f"{FOLDER}/chart/templates/{name}.yaml"] = helm_template(schema, node, condition, loop)
             files[f"{FOLDER}/kustomize/{part}/{name}.yaml"] = banner("#") + static_object(schema, node)
         more = ["rules", "dashboard"] if part == "monitoring" else []  # generator.monitoring
-        files[f"{FOLDER}/kustomize/{part}/kustomization.yaml"] = kustomization([f"{name}.yaml" for name in [*objects, *more]])
+        references = {"configurations": ["references.yaml"]} if part == "inject" else {}
+        files[f"{FOLDER}/kustomize/{part}/kustomization.yaml"] = kustomization([f"{name}.yaml" for name in [*objects, *more]], **references)
+    files[f"{FOLDER}/kustomize/inject/references.yaml"] = banner("#") + "\n".join(Static().lines(REFERENCES)) + "\n"
     files[f"{FOLDER}/chart/Chart.yaml"] = chart(schema, version)
     files[f"{FOLDER}/chart/values.yaml"] = values(schema)
     files[f"{FOLDER}/chart/values.schema.json"] = values_schema(schema)

@@ -2,11 +2,12 @@
 """The chart and the bases of Kustomize."""
 
 import json
+import os
 import subprocess
 
 import pytest
 import yaml
-from kube import CHART, ROOT, helm, kustomize, run, validate
+from kube import CHART, PACKAGING, ROOT, helm, kustomize, run, validate
 
 VERSIONS = ("1.35", "1.36", "1.37")
 OPERATOR = ("PodMonitor", "PrometheusRule")  # their schemas belong to the Prometheus operator
@@ -29,6 +30,18 @@ def test_chart_and_kustomize_render_the_same_objects(part):
     rest = {} if part == "inject" else {k: v for k, v in helm("inject.enabled=false").items()}
     rendered = {k: v for k, v in helm(*PARTS[part]).items() if k not in rest}
     assert rendered == ours
+
+
+def test_an_overlay_of_kustomize_moves_the_injection(tmp_path):
+    """The binding names the policy and the parameters by their new names, or the API server would refuse every annotated pod."""
+    patch = {"target": {"kind": "ConfigMap", "name": "dray-inject"}, "patch": "{apiVersion: v1, kind: ConfigMap, metadata: {name: any}, data: {image: mine}}"}
+    overlay = {"resources": [os.path.relpath(PACKAGING / "kustomize/inject", tmp_path)], "namespace": "other", "namePrefix": "x-", "patches": [patch]}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
+    things = {o["kind"]: o for o in yaml.safe_load_all(run("kubectl", "kustomize", tmp_path))}
+    (name, namespace), binding = (things["ConfigMap"]["metadata"][k] for k in ("name", "namespace")), things["MutatingAdmissionPolicyBinding"]["spec"]
+    assert (name, namespace, things["ConfigMap"]["data"]["image"]) == ("x-dray-inject", "other", "mine")
+    assert binding["paramRef"] == {"name": name, "namespace": namespace, "parameterNotFoundAction": "Deny"}
+    assert binding["policyName"] == things["MutatingAdmissionPolicy"]["metadata"]["name"]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
