@@ -15,6 +15,8 @@
 
 #define MIB (1024.0 * 1024)
 #define GIB (1ull << 30)
+/* The initial user namespace (PROC_USER_INIT_INO of include/linux/proc_ns.h). */
+#define FIRST_USER_NAMESPACE "user:[4026531837]"
 /* Containers get 64 MiB by default; a KV cache in shared memory needs GiBs. */
 #define SHM_SMALL GIB
 
@@ -46,20 +48,32 @@ static bool effective_capabilities(uint64_t *ret)
 	return true;
 }
 
+/* The kernel wants the capability in the initial user namespace. Root of another one has it there only. */
+static bool may_lock_all(void)
+{
+	char target[ND_PATH_MAX];
+	uint64_t caps = 0;
+
+	return effective_capabilities(&caps) && (caps & 1ull << CAP_IPC_LOCK) &&
+	       nd_read_link(&ND_SOURCE_LIVE, target, "/proc/self/ns/user") &&
+	       !strcmp(target, FIRST_USER_NAMESPACE);
+}
+
 void nd_check_memlock(struct examination *x)
 {
-	uint64_t wanted = x->register_bytes, caps = 0;
+	uint64_t wanted = x->register_bytes;
 	struct rlimit l;
 
 	if (nd_skipped(x))
 		return;
-	if (effective_capabilities(&caps) && (caps & 1ull << CAP_IPC_LOCK)) {
+	if (may_lock_all()) {
 		nd_finding_ok(x, "CAP_IPC_LOCK is effective: no limit on locked memory");
 		return;
 	}
 	if (getrlimit(RLIMIT_MEMLOCK, &l) < 0)
 		return;
-	if (l.rlim_cur == RLIM_INFINITY) {
+	/* the agent raises its soft limit to the hard one */
+	if (l.rlim_max == RLIM_INFINITY) {
 		nd_finding_ok(x, "no limit on locked memory");
 	} else if (wanted > l.rlim_max || (!wanted && l.rlim_max < GIB)) {
 		nd_finding(
@@ -68,12 +82,8 @@ void nd_check_memlock(struct examination *x)
 			"%.0f MiB may be locked (hard limit %.0f MiB)%s: registering more fails with \"Cannot allocate memory\"",
 			(double)l.rlim_cur / MIB, (double)l.rlim_max / MIB,
 			wanted ? ", less than the memory to be registered" : "");
-	} else if (wanted > l.rlim_cur) {
-		nd_finding(x, ND_WARNING, "", "raise the soft limit (ulimit -l) to the hard limit",
-			   "%.0f MiB may be locked, the hard limit is %.0f MiB",
-			   (double)l.rlim_cur / MIB, (double)l.rlim_max / MIB);
 	} else {
-		nd_finding_ok(x, "%.0f MiB may be locked", (double)l.rlim_cur / MIB);
+		nd_finding_ok(x, "%.0f MiB may be locked", (double)l.rlim_max / MIB);
 	}
 }
 
