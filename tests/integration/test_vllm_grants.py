@@ -312,6 +312,19 @@ def test_released_before_it_is_asked_for(few):
     until(lambda: few.d.poll() is not None and not few.d.grants.busy, "the end of all rights")
 
 
+def test_the_other_kind_does_not_wait(few, monkeypatch):
+    """Rights that a session gives and those that it acquires have limits of their own."""
+    waiting = few.ask("waiting", 3)
+    monkeypatch.setattr(grants, "_AGAIN", 3600.0)
+    until(lambda: few.d.poll() is not None and waiting[2].limit, "the limit")
+    other = Few({"leases": "remotes", "remotes": "leases"}[few.kind], few.p, few.d)
+    rights = other.ask("other", 2)
+    until(lambda: other.has(*rights), "rights of the other kind")
+    other.end(*rights)
+    monkeypatch.undo()
+    few.end(*waiting)
+
+
 def test_a_load_that_needs_more_than_a_limit_allows(few):
     """It waits, because other sessions may have what it needs. Its end leaves nothing behind."""
     rights, limits = few.ask("load", 3), []

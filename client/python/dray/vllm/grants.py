@@ -166,7 +166,7 @@ class Grants:
         self._ended: deque[Grant] = deque()
         self._leaving: set[Hold] = set()  # released before the owner's agent has answered
         self._waiting: dict[_Right, bool] = {}  # rights of loads that are not there, the oldest first; whether the agent is asked for them now
-        self._limited = False  # some of them wait for a limit
+        self._limited: set[type[_Right]] = set()  # kinds of which some wait for a limit
         self._again = 0.0  # when they are asked for again
         self._stuck: dict[type[_Right], tuple[set[_Right], float]] = {}  # all rights, if only loads that wait have some, and since when
         self._looks = Looks()
@@ -217,12 +217,12 @@ class Grants:
     # --- limits of the agent ------------------------------------------------------------------------
 
     def _ask(self, right: _Right) -> None:
-        """Asks for a right. While older loads wait for a limit it is only asked for behind theirs: it could be one of those that they need."""
+        """Asks for a right. While older loads wait for a limit of its kind it is only asked for behind theirs: it could be one of those that they need."""
         if right.load is None:
             self._begin(right)
             return
-        self._waiting[right] = not self._limited
-        if not self._limited:
+        self._waiting[right] = type(right) not in self._limited
+        if self._waiting[right]:
             try:
                 self._begin(right)
             except errors.Error:
@@ -235,7 +235,8 @@ class Grants:
     def _take(self, right: _Right, pending: Pending[Any]) -> None:
         error = pending.error()
         if isinstance(error, errors.Quota) and right.load is not None:
-            right.limit, self._waiting[right], self._limited = error, False, True
+            right.limit, self._waiting[right] = error, False
+            self._limited.add(type(right))
             self._again = time.monotonic() + _AGAIN
         else:
             self._settle(right, error, pending)
@@ -251,7 +252,7 @@ class Grants:
                 self._settle(right, right.limit or errors.Cancelled())
         self._part(Grant, self._given.values())
         self._part(Hold, (hold for hold in self._held if not hold.lost))
-        self._limited = any(right.limit for right in self._waiting)
+        self._limited = {type(right) for right in self._waiting if right.limit}
         self._again = time.monotonic() + _AGAIN
         for right in [right for right, asked in self._waiting.items() if not asked]:
             self._waiting[right] = True
