@@ -325,6 +325,39 @@ def test_the_other_kind_does_not_wait(few, monkeypatch):
     few.end(*waiting)
 
 
+@pytest.fixture
+def beyond(few):
+    """Two rights of D, and a third one that waits for the limit, with P's side of it."""
+    rights = few.ask("a load", 2)
+    until(lambda: few.has(*rights), "two rights")
+    grant = given(few.p)
+    hold = few.d.grants.acquire(grant.token, "a request", "another load")
+    until(lambda: few.d.poll() is not None and hold.limit, "the limit")
+    yield rights, hold, grant
+    few.end(*rights)
+
+
+@pytest.mark.parametrize("few", ["remotes"], indirect=True)
+def test_released_while_it_waits_for_a_limit(few, beyond):
+    """The owner hears of it as soon as the limit allows, so that its blocks are free before the lease has expired."""
+    rights, hold, grant = beyond
+    hold.release()
+    few.end(rights[0])
+    until(lambda: few.d.poll() is not None and few.p.poll() is not None and grant.how, "the end of the right")
+    assert grant.how == USED
+    until(lambda: few.d.poll() is not None and not few.d.grants.busy, "the end of the release")
+
+
+@pytest.mark.parametrize("few", ["remotes"], indirect=True)
+def test_a_limit_that_stands_for_longer_than_a_lease(few, beyond, monkeypatch):
+    """The right is not asked for any more."""
+    monkeypatch.setattr(grants, "_RELEASE", 0.0)
+    _, hold, grant = beyond
+    hold.release()
+    until(lambda: few.d.poll() is not None and not few.d.grants.busy, "the end of the release")
+    assert isinstance(hold.error, errors.Quota) and grant.how is None
+
+
 def test_a_load_that_needs_more_than_a_limit_allows(few):
     """It waits, because other sessions may have what it needs. Its end leaves nothing behind."""
     rights, limits = few.ask("load", 3), []

@@ -27,6 +27,7 @@ __all__ = ["AGENT_LOST", "ENDED", "EXPIRED", "PEER_LOST", "USED", "Grant", "Gran
 USED, EXPIRED, ENDED, PEER_LOST, AGENT_LOST = "used", "expired", "ended", "peer_lost", "agent_lost"
 
 _AGAIN = 0.05  # seconds until a right that an agent's limit did not allow is asked for again
+_RELEASE = 60.0  # seconds for which a right is asked for only to release it; a lease that nobody renews mostly ends before
 _STUCK = 5.0  # seconds in which the loads of other sessions are expected to free what loads of this one wait for
 
 
@@ -42,7 +43,7 @@ class _Right:
     error: why there is no right. limit: why it is asked for again.
     """
 
-    __slots__ = ("_start", "_unwanted", "error", "limit", "load")
+    __slots__ = ("_start", "_until", "_unwanted", "error", "limit", "load")
 
     def __init__(self, load: Hashable | None, start: Callable[[], Pending[Any]]) -> None:
         """start: asks the agent."""
@@ -50,6 +51,7 @@ class _Right:
         self.error: errors.Error | None = None
         self.limit: errors.Error | None = None
         self._unwanted = False  # to be ended as soon as the agent has answered
+        self._until = 0.0  # time until which an unwanted one is asked for all the same
 
     def _answered(self, error: errors.Error | None, pending: Pending[Any] | None) -> None:
         """Takes the agent's answer, or why there is none."""
@@ -129,7 +131,7 @@ class Hold(_Right):
     def release(self) -> None:
         """Says to the owner that the blocks will not be touched any more. Does not wait; may be called early, and twice."""
         if not self._unwanted:
-            self._unwanted = True
+            self._unwanted, self._until = True, time.monotonic() + _RELEASE
             self._grants._leaving.add(self)
             if self._settled:
                 self._finish()
@@ -208,7 +210,7 @@ class Grants:
                 pass  # without a session the lease ends by itself
 
     def acquire(self, token: str, request_id: str, load: Hashable | None = None) -> Hold:
-        """Starts to acquire a right for a request. load: waits for a limit of the agent, until release(). errors.TokenInvalid."""
+        """Starts to acquire a right for a request. load: waits for a limit of the agent, also to be released. errors.TokenInvalid."""
         # Without a limit of ours an address that refuses ends the request at once.
         hold = Hold(self, load, lambda: self._client.acquire(token, label=_label(request_id), wait=False))
         self._ask(hold)
@@ -246,14 +248,15 @@ class Grants:
         right._answered(error, pending)
 
     def _ask_again(self) -> None:
+        now = time.monotonic()
         for right, asked in list(self._waiting.items()):
             # The owner hears that a right is not wanted only when it has been acquired.
-            if right._unwanted and not asked and (right.limit or isinstance(right, Grant)):
+            if right._unwanted and not asked and now >= right._until:
                 self._settle(right, right.limit or errors.Cancelled())
         self._part(Grant, self._given.values())
         self._part(Hold, (hold for hold in self._held if not hold.lost))
         self._limited = {type(right) for right in self._waiting if right.limit}
-        self._again = time.monotonic() + _AGAIN
+        self._again = now + _AGAIN
         for right in [right for right, asked in self._waiting.items() if not asked]:
             self._waiting[right] = True
             try:
