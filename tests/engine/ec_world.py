@@ -113,8 +113,9 @@ class Transfer:
     def land(self):
         """The bytes arrive; of a transfer that failed, anything."""
         source, target = self.owner.memory.view, self.side.memory.view
+        there = self.failure is None or isinstance(self.failure, errors.NotifyRefused)
         for local, remote, n in self.ops:
-            target[local:local + n] = source[remote:remote + n] if self.failure is None else self.world.random.randbytes(n)
+            target[local:local + n] = source[remote:remote + n] if there else self.world.random.randbytes(n)
 
 
 class Grants:
@@ -340,6 +341,8 @@ class World:
         elif chance < 2 * self.trouble:
             transfer.end(errors.Unconfirmed("the agent does not answer"), lent=True)
             self.act(self.confirmed, transfer)
+        elif transfer.notify is not None and chance < 0.15:
+            transfer.end(errors.NotifyRefused("the queue is full"))
         else:
             transfer.end(None)
 

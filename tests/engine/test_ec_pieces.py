@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 from dray import errors
 from dray.vllm.ec.header import HEADER, digest, pack
+from dray.vllm.ec.load import Load
 from dray.vllm.ec.pieces import SLOTS, Handout, Pieces, Progress, consumer_window, encoder_window, piece_of, slot
 from dray.vllm.ec.pool import Item, Pool, Shape
 from dray.vllm.ec.pool_memory import Seal
@@ -147,6 +148,30 @@ def test_pieces_that_never_come(engine):
     e, pd, _ = under_way(engine, "h", deadline=2)
     assert pd.run("h")[0] == "LENGTH" and pd.encoded == ["big"]
     nothing_left(e, pd)
+
+
+def test_notifications_that_the_encoder_has_no_room_for(lab, monkeypatch):
+    """As while it computes for long. The output moves on when it reads them."""
+    ended, go_on = [], Load._go_on
+    monkeypatch.setattr(Load, "_go_on", lambda load, *how: ended.append(load._transfer.error()) or go_on(load, *how))
+    agents = [lab.agent(f"agent-ec-pieces-few-{i}", key=lab.key, settings={"limits.notifications_per_session": 1}).start() for i in range(2)]
+    with making(agents) as engine:
+        e, pd = engine("e", "ec_producer", size=SMALL), engine("pd", "ec_consumer", 1, size=SMALL, transport="tcp")
+        pd.add("p", [("big", BIG)], encode(e, "p", [("big", BIG)]), NO_PIXELS)
+
+        def refused():
+            pd.step()
+            remote = pd.side._wants["p"].sources[0].hold.remote
+            with contextlib.suppress(errors.NotifyRefused):
+                while remote:  # until the queue is full, of which the agent moves some to the session
+                    remote.notify(7)
+            return any(isinstance(error, errors.NotifyRefused) for error in ended)
+
+        until(refused, "a refusal")
+        assert ends("p", e, pd) == "LENGTH" and not pd.encoded
+        nothing_left(e, pd)
+    for agent in agents:
+        agent.stop()
 
 
 @pytest.mark.parametrize("which", [0, 1])

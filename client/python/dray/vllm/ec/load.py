@@ -80,12 +80,15 @@ class Load:
         """A transfer has ended: the next one starts, if there is another one."""
         assert self._transfer is not None
         error = self._transfer.error()
+        told = not isinstance(error, errors.NotifyRefused)  # otherwise the bytes are in place, and the encoder is told with the next read
+        if not told:
+            error = None
         comes = True
         if error is None and self._operations:
             self._operations = []
         elif error is None:
             try:
-                comes = self._pieces[0].take()
+                comes = self._pieces[0].take(told)
             except errors.Error as e:
                 error = e
             if error is None and self._pieces[0].over:

@@ -3,8 +3,8 @@
 
 The encoder's worker keeps the output, outside the pool, and copies pieces of it into a window of the pool: a ring of SLOTS slots,
 each with a header (header.py) that has the piece's number. The consumer reads the header of the next piece until it is the right one,
-then the piece, in as many reads as its own window asks for, and assembles the output outside its pool. With each read of a header
-it tells the encoder, by a notification, how many pieces it has: the slot of a piece that all consumers have is filled anew. If the
+then the piece, in as many reads as its own window asks for, and assembles the output outside its pool. With the first read of each
+header it tells the encoder, by a notification, how many pieces it has: the slot of a piece that all consumers have is filled anew. If the
 output fits into the encoder's pool and only the consumer's is too small, nothing but the consumer's window is needed.
 
 All ends as it does for other outputs: with the right, the request or the agent. A pool has one such output at a time, so
@@ -108,6 +108,7 @@ class Pieces:
         self._piece = offered.piece or item.shape.size
         self._reader = secrets.token_bytes(8)
         self._at = 0  # bytes that have been assembled
+        self._told = -1  # pieces of which the encoder knows
         self._number: int | None = None  # checksum of the current piece, when it is known to be there
         if not offered.piece:
             assert item.seal is not None
@@ -128,8 +129,8 @@ class Pieces:
         index, inside = divmod(self._at, self._piece)
         if self._number is None:
             self._length = 0
-            return (self._item.offset, slot(self._offered.offset, self._piece, index), HEADER), \
-                (TAG, Progress(self._offered.nonce, self._reader, index).pack())
+            said = (TAG, Progress(self._offered.nonce, self._reader, index).pack()) if index > self._told else None
+            return (self._item.offset, slot(self._offered.offset, self._piece, index), HEADER), said
         end = min((index + 1) * self._piece, self._item.shape.size)
         self._length = min(end - self._at, self._item.shape.window - HEADER)
         if self._offered.piece:
@@ -138,12 +139,14 @@ class Pieces:
             at = self._offered.offset + (HEADER if self._device == "cpu" else 0)
         return (self._item.offset + HEADER, at + inside, self._length), None
 
-    def take(self) -> bool:
-        """What was read last has arrived. False: the encoder has not copied the next piece yet, or not all of its header.
+    def take(self, told: bool = True) -> bool:
+        """What was read last has arrived. told: so has the notification. False: the encoder has not copied the next piece yet, or not all of its header.
 
         errors.NotFound, errors.Denied, errors.Io: it is something else.
         """
         if not self._length:
+            if told:
+                self._told = self._at // self._piece
             return self._take_header()
         start = self._at // self._piece * self._piece
         self._memory.append(self._item, self._at, self._length)
