@@ -114,7 +114,7 @@ static void add_route(struct facts *f, const struct nd_links *l, const struct nd
 	char dst[INET6_ADDRSTRLEN], gateway[INET6_ADDRSTRLEN];
 
 	add(f, "", "route %s/%u by %s%s%s\t%u %u %u", nd_addr_text(&r->dst, r->family, dst),
-	    r->prefix, link ? link->name : "several", direct ? "" : " via ",
+	    r->prefix, link ? link->name : "no interface", direct ? "" : " via ",
 	    direct ? "" : nd_addr_text(&r->gateway, r->family, gateway), r->type, r->table,
 	    r->metric);
 }

@@ -54,8 +54,8 @@ struct nd_route {
 	uint8_t family, prefix;
 	uint8_t type; /* RTN_* */
 	uint32_t table, metric;
-	int ifindex; /* 0: none, or several next hops */
-	bool multipath;
+	int ifindex;    /* 0: none */
+	bool multipath; /* one of several next hops, each of which is an element */
 	struct in6_addr dst, gateway, source; /* all zero: none; IPv4 mapped as above */
 };
 

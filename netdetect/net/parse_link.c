@@ -171,6 +171,7 @@ static int parse_addr(const void *payload, size_t n, struct nd_links *out)
 
 struct parsed_route {
 	struct nd_route r;
+	struct nd_attr hops; /* several next hops; n 0: none */
 	uint64_t hash;
 };
 
@@ -194,7 +195,7 @@ static int route_attr(const struct nd_attr *a, void *arg)
 	else if (a->type == RTA_PREFSRC)
 		read_addr(a, r->family, &r->source);
 	else if (a->type == RTA_MULTIPATH)
-		r->multipath = true;
+		x->hops = *a;
 	else
 		nd_attr_store(a, ND_FIELDS(fields), r);
 	return 0;
@@ -207,6 +208,38 @@ static bool is_configured(const struct nd_route *r, const struct rtmsg *m)
 	       (r->table == RT_TABLE_MAIN || r->table == RT_TABLE_DEFAULT) &&
 	       (r->type == RTN_UNICAST || r->type == RTN_BLACKHOLE || r->type == RTN_UNREACHABLE ||
 		r->type == RTN_PROHIBIT);
+}
+
+static int hop_attr(const struct nd_attr *a, void *arg)
+{
+	struct nd_route *r = arg;
+
+	if (a->type == RTA_GATEWAY)
+		read_addr(a, r->family, &r->gateway);
+	return 0;
+}
+
+/* Adds a route for each next hop that is alive. */
+static int add_hops(struct nd_links *out, const struct nd_route *route, const struct nd_attr *hops)
+{
+	const uint8_t *p = hops->data;
+	struct rtnexthop h;
+	int ret = 0;
+
+	for (size_t left = hops->n, step; left >= sizeof(h) && ret >= 0; left -= step, p += step) {
+		struct nd_route r = *route;
+
+		memcpy(&h, p, sizeof(h));
+		if (h.rtnh_len < sizeof(h) || h.rtnh_len > left)
+			return -EBADMSG;
+		r.multipath = true;
+		r.ifindex = h.rtnh_ifindex;
+		ret = nd_attrs(p + sizeof(h), h.rtnh_len - sizeof(h), hop_attr, &r);
+		if (ret >= 0 && !(h.rtnh_flags & (RTNH_F_DEAD | RTNH_F_LINKDOWN)))
+			ret = DRAY_APPEND(out->routes, out->n_routes, r);
+		step = dray_min((size_t)RTNH_ALIGN(h.rtnh_len), left);
+	}
+	return ret;
 }
 
 static int parse_route(const void *payload, size_t n, struct nd_links *out)
@@ -233,7 +266,10 @@ static int parse_route(const void *payload, size_t n, struct nd_links *out)
 	/* a sum, because the order of routes does not matter */
 	if (!(m.rtm_flags & RTM_F_CLONED))
 		out->routes_hash += x.hash;
-	return is_configured(&x.r, &m) ? DRAY_APPEND(out->routes, out->n_routes, x.r) : 0;
+	if (!is_configured(&x.r, &m))
+		return 0;
+	return x.hops.n ? add_hops(out, &x.r, &x.hops) :
+			  DRAY_APPEND(out->routes, out->n_routes, x.r);
 }
 
 int nd_link_message(uint16_t type, const void *payload, size_t n, void *arg)

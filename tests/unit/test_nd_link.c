@@ -313,6 +313,60 @@ static void addresses_are_ranked(void **state)
 	nd_links_deinit(&l);
 }
 
+/* A default route with two next hops, and a third one that is dead. */
+static struct building default_by(int first, int second)
+{
+	static const uint8_t gateway[4] = { 10, 1, 0, 254 };
+	struct rtmsg m = { .rtm_family = AF_INET,
+			   .rtm_table = RT_TABLE_MAIN,
+			   .rtm_type = RTN_UNICAST };
+	struct rtnexthop hop = { .rtnh_len = sizeof(hop) + RTA_SPACE(4), .rtnh_ifindex = first };
+	struct building b = { .n = 0 }, hops = { .n = 0 };
+
+	put(&b, &m, sizeof(m));
+	put(&hops, &hop, sizeof(hop));
+	attr(&hops, RTA_GATEWAY, gateway, sizeof(gateway));
+	hop = (struct rtnexthop){ .rtnh_len = sizeof(hop), .rtnh_ifindex = second };
+	put(&hops, &hop, sizeof(hop));
+	hop.rtnh_flags = RTNH_F_DEAD;
+	put(&hops, &hop, sizeof(hop));
+	attr(&b, RTA_MULTIPATH, hops.bytes, hops.n);
+	return b;
+}
+
+/* Each is a route, so that its interface is known. */
+static void routes_with_several_next_hops(void **state)
+{
+	struct building b = default_by(2, 3);
+	struct nd_links l = { 0 };
+	char text[INET6_ADDRSTRLEN];
+
+	take(&l, RTM_NEWROUTE, b);
+	assert_int_equal(l.n_routes, 2);
+	assert_int_equal(l.routes[0].ifindex, 2);
+	assert_string_equal(nd_addr_text(&l.routes[0].gateway, AF_INET, text), "10.1.0.254");
+	assert_int_equal(l.routes[1].ifindex, 3);
+	assert_true(IN6_IS_ADDR_UNSPECIFIED(&l.routes[1].gateway));
+	assert_true(l.routes[0].multipath && l.routes[1].multipath);
+	/* the management interface comes first by its number only */
+	take(&l, RTM_NEWLINK, link_message(1, "eno1", UP, NULL));
+	take(&l, RTM_NEWLINK, link_message(2, "eth0", UP, NULL));
+	take(&l, RTM_NEWLINK, link_message(3, "eth1", UP, NULL));
+	take(&l, RTM_NEWADDR, addr_message(1, "10.0.0.9", 16, 0));
+	take(&l, RTM_NEWADDR, addr_message(3, "10.1.0.9", 16, 0));
+	expect_first(&l, true, true, "10.1.0.9");
+	nd_links_deinit(&l);
+	/* wrong lengths of a next hop are refused, or understood up to there */
+	for (uint16_t lie = 0; lie < 64; lie++) {
+		int r;
+
+		memcpy(b.bytes + sizeof(struct rtmsg) + NLA_HDRLEN, &lie, sizeof(lie));
+		r = nd_link_message(RTM_NEWROUTE, b.bytes, b.n, &l);
+		assert_true(r == 0 || r == -EBADMSG);
+	}
+	nd_links_deinit(&l);
+}
+
 static uint64_t hash_of(const struct building b)
 {
 	struct nd_links l = { 0 };
@@ -423,6 +477,7 @@ int main(void)
 		cmocka_unit_test(listeners),
 		cmocka_unit_test(sockets_are_counted),
 		cmocka_unit_test(hash_of_routes),
+		cmocka_unit_test(routes_with_several_next_hops),
 		cmocka_unit_test(addresses_are_ranked),
 		cmocka_unit_test(a_bridge_can_be_the_uplink),
 	};
