@@ -204,6 +204,10 @@ static void test_owners(void **state)
 	assert_string_equal(owners[1].segment, "[2001:db8::1]:2");
 	assert_int_equal(owners[1].until_ms, 0);
 	release();
+	/* no server sends such a time */
+	assert_int_equal(answer_owners(answer("*2\r\n$9\r\n1.1.1.1:1\r\n:-5\r\n"), owners), 1);
+	assert_int_equal(owners[0].until_ms, 0);
+	release();
 	/* the fifth is left out */
 	assert_int_equal(answer_owners(answer("*10\r\n$9\r\n1.1.1.1:1\r\n$1\r\n1\r\n"
 					      "$9\r\n1.1.1.1:2\r\n$1\r\n2\r\n"

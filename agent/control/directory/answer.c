@@ -162,8 +162,8 @@ int answer_owners(const redisReply *r, struct answer_owner ret[ANSWER_OWNERS_MAX
 	for (size_t i = 0; i + 1 < r->elements && n < ANSWER_OWNERS_MAX; i += 2) {
 		if (!address_get(r->element[i], ret[n].segment))
 			continue;
-		ret[n].until_ms = 0;
-		(void)answer_number(r->element[i + 1], &ret[n].until_ms);
+		if (answer_number(r->element[i + 1], &ret[n].until_ms) < 0 || ret[n].until_ms < 0)
+			ret[n].until_ms = 0;
 		n++;
 	}
 	return n;
