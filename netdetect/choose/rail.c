@@ -90,12 +90,32 @@ static const char *link_name(const struct nd_links *l, int ifindex)
 	return link ? link->name : "another namespace";
 }
 
+/*
+ * Of several next hops, the kernel takes one by the addresses of its packets, but a queue pair sends by the netdev of its GID. True if
+ * one of them leaves by that netdev: *hop.
+ */
+static bool find_hop(const struct pair *p, const struct nd_gid *g, int vrf, struct nd_next_hop *hop)
+{
+	struct nd_next_hop v[ND_NEXT_HOPS_MAX];
+	int n = nd_route_hops(p->s, p->links, &p->remote->gid, &g->gid, vrf, v);
+
+	for (int i = 0; i < n; i++)
+		if (leaves_by(p->links, v[i].ifindex, g->ifindex)) {
+			*hop = v[i];
+			return true;
+		}
+	if (n < 0 && n != -ENETUNREACH)
+		*p->error = n;
+	return false;
+}
+
 static void rate_route(struct pair *p, const struct nd_gid *g, const char *remote)
 {
 	const struct nd_links *links = p->links;
-	const struct nd_link *vrf = nd_link_vrf(links, g->ifindex);
+	const struct nd_link *link = nd_link_vrf(links, g->ifindex);
 	struct nd_next_hop hop;
-	int r = nd_route_to(p->s, links, &p->remote->gid, &g->gid, vrf ? vrf->ifindex : 0, &hop);
+	int vrf = link ? link->ifindex : 0;
+	int r = nd_route_to(p->s, links, &p->remote->gid, &g->gid, vrf, &hop);
 	bool same;
 
 	if (r < 0) {
@@ -104,7 +124,8 @@ static void rate_route(struct pair *p, const struct nd_gid *g, const char *remot
 		set_result(p, false, "no route to %s", remote);
 		return;
 	}
-	same = leaves_by(links, hop.ifindex, g->ifindex);
+	same = leaves_by(links, hop.ifindex, g->ifindex) ||
+	       (hop.type == RTN_UNICAST && find_hop(p, g, vrf, &hop));
 	if (hop.type == RTN_LOCAL) {
 		p->rail->score += SCORE_DIRECT;
 		set_result(p, true, "%s is an address of this host", remote);

@@ -101,6 +101,13 @@ bool nd_addr_is_loopback(const struct in6_addr *a);
 bool nd_prefix_covers(const struct in6_addr *prefix, uint8_t family, unsigned bits,
 		      const struct in6_addr *a);
 
+/*
+ * Calls fn for each next hop that is alive in the value of an RTA_MULTIPATH, with its attributes. 0, -EBADMSG if one is cut short,
+ * or what fn returned. Pure.
+ */
+typedef int (*nd_hop_fn)(int ifindex, const void *attrs, size_t n, void *arg);
+int nd_multipath(const void *p, size_t n, nd_hop_fn fn, void *arg);
+
 struct nd_next_hop {
 	int ifindex;
 	uint8_t type; /* RTN_UNICAST, RTN_LOCAL */
@@ -114,3 +121,12 @@ struct nd_next_hop {
  */
 int nd_route_to(const struct nd_source *s, const struct nd_links *l, const struct in6_addr *to,
 		const struct in6_addr *from, int device, struct nd_next_hop *ret);
+
+/*
+ * All next hops of that route, of which the kernel takes one for each pair of addresses. Linux older than 4.13 gives that one only.
+ * Returns their number, or an error of nd_route_to().
+ */
+#define ND_NEXT_HOPS_MAX 64
+int nd_route_hops(const struct nd_source *s, const struct nd_links *l, const struct in6_addr *to,
+		  const struct in6_addr *from, int device,
+		  struct nd_next_hop ret[ND_NEXT_HOPS_MAX]);

@@ -219,27 +219,39 @@ static int hop_attr(const struct nd_attr *a, void *arg)
 	return 0;
 }
 
-/* Adds a route for each next hop that is alive. */
-static int add_hops(struct nd_links *out, const struct nd_route *route, const struct nd_attr *hops)
+int nd_multipath(const void *data, size_t n, nd_hop_fn fn, void *arg)
 {
-	const uint8_t *p = hops->data;
+	const uint8_t *p = data;
 	struct rtnexthop h;
-	int ret = 0;
+	int r = 0;
 
-	for (size_t left = hops->n, step; left >= sizeof(h) && ret >= 0; left -= step, p += step) {
-		struct nd_route r = *route;
-
+	for (size_t step; n >= sizeof(h) && r >= 0; n -= step, p += step) {
 		memcpy(&h, p, sizeof(h));
-		if (h.rtnh_len < sizeof(h) || h.rtnh_len > left)
+		if (h.rtnh_len < sizeof(h) || h.rtnh_len > n)
 			return -EBADMSG;
-		r.multipath = true;
-		r.ifindex = h.rtnh_ifindex;
-		ret = nd_attrs(p + sizeof(h), h.rtnh_len - sizeof(h), hop_attr, &r);
-		if (ret >= 0 && !(h.rtnh_flags & (RTNH_F_DEAD | RTNH_F_LINKDOWN)))
-			ret = DRAY_APPEND(out->routes, out->n_routes, r);
-		step = dray_min((size_t)RTNH_ALIGN(h.rtnh_len), left);
+		if (!(h.rtnh_flags & (RTNH_F_DEAD | RTNH_F_LINKDOWN)))
+			r = fn(h.rtnh_ifindex, p + sizeof(h), h.rtnh_len - sizeof(h), arg);
+		step = dray_min((size_t)RTNH_ALIGN(h.rtnh_len), n);
 	}
-	return ret;
+	return r;
+}
+
+struct hops {
+	struct nd_links *out;
+	const struct nd_route *route;
+};
+
+/* Each is a route of its own. */
+static int add_hop(int ifindex, const void *attrs, size_t n, void *arg)
+{
+	const struct hops *hops = arg;
+	struct nd_route r = *hops->route;
+	int ret;
+
+	r.multipath = true;
+	r.ifindex = ifindex;
+	ret = nd_attrs(attrs, n, hop_attr, &r);
+	return ret < 0 ? ret : DRAY_APPEND(hops->out->routes, hops->out->n_routes, r);
 }
 
 static int parse_route(const void *payload, size_t n, struct nd_links *out)
@@ -268,8 +280,9 @@ static int parse_route(const void *payload, size_t n, struct nd_links *out)
 		out->routes_hash += x.hash;
 	if (!is_configured(&x.r, &m))
 		return 0;
-	return x.hops.n ? add_hops(out, &x.r, &x.hops) :
-			  DRAY_APPEND(out->routes, out->n_routes, x.r);
+	if (x.hops.n)
+		return nd_multipath(x.hops.data, x.hops.n, add_hop, &(struct hops){ out, &x.r });
+	return DRAY_APPEND(out->routes, out->n_routes, x.r);
 }
 
 int nd_link_message(uint16_t type, const void *payload, size_t n, void *arg)

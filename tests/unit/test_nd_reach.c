@@ -7,11 +7,14 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <linux/rtnetlink.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include "tests/unit/cm.h"
+#include "tests/unit/netns.h"
 
 #define PORTS_MAX 2
 #define GIDS_MAX 4
@@ -202,6 +205,77 @@ static void by_gateway(void **state)
 	assert_true(rails[0].reachable && rails[1].reachable);
 	assert_int_equal(rails[0].remote, 1);
 	says(&rails[1], "routed");
+}
+
+/* The kernel takes one of several next hops by the addresses of a packet, but a queue pair sends by its netdev. */
+static void by_one_of_several_next_hops(void **state)
+{
+	struct nd_remote_port peer = roce("::ffff:10.9.0.9", ND_GID_ROCE_V2);
+
+	eth0_with_subnet();
+	link_add("eth1", ND_LINK_DEVICE);
+	route_add(1, "::ffff:0.0.0.0", 0, "::ffff:10.1.0.254");
+	route_add(2, "::ffff:0.0.0.0", 0, "::ffff:10.2.0.254");
+	port_add(ND_LAYER_ETHERNET, ND_GID_ROCE_V2, "::ffff:10.2.0.1", 2);
+	ask(&peer, 1);
+	assert_true(rails[0].reachable && rails[1].reachable);
+	says(&rails[0], "routed on eth0");
+	says(&rails[1], "routed on eth1");
+	free(rails);
+	/* the kernel does not look at this one */
+	rig.routes[2].metric = 1;
+	ask(&peer, 1);
+	assert_false(rails[1].reachable);
+}
+
+static void each_next_hop_of_the_kernel(void)
+{
+	static const char setup[] =
+		"ip link add eth0 type veth peer name to0 && ip link add eth1 type veth peer name to1 && "
+		"for i in to0 to1 eth0 eth1; do ip link set dev $i up || exit 1; done && "
+		"ip addr add 10.1.0.1/16 dev eth0 && ip addr add 10.2.0.1/16 dev eth1 && "
+		"ip addr add fd00:1::1/64 dev eth0 nodad && ip addr add fd00:2::1/64 dev eth1 nodad && "
+		"ip route add default nexthop via 10.1.0.254 dev eth0 nexthop via 10.2.0.254 dev eth1 && "
+		"ip -6 route add fd09::/64 nexthop via fd00:1::9 dev eth0 nexthop via fd00:2::9 dev eth1";
+	static const char *const gids[][2] = { { "::ffff:10.1.0.1", "::ffff:10.2.0.1" },
+					       { "fd00:1::1", "fd00:2::1" } };
+	static const char *const peers[] = { "::ffff:10.9.0.", "fd09::" };
+	struct nd_links links;
+	char text[64];
+
+	CHECK(system(setup) == 0);
+	CHECK(nd_links_scan(&ND_SOURCE_LIVE, &links, NULL) == 0);
+	for (int family = 0; family < 2; family++) {
+		rig.scan.devices.n = 0;
+		for (size_t i = 0; i < 2; i++) {
+			const struct nd_link *link = nd_link_by_name(&links, i ? "eth1" : "eth0");
+
+			port_add(ND_LAYER_ETHERNET, ND_GID_ROCE_V2, gids[family][i], 0);
+			rig.gids[i][0].ifindex = link->ifindex;
+		}
+		for (int last = 1; last <= 8; last++) {
+			struct nd_remote_port peer;
+
+			snprintf(text, sizeof(text), "%s%d", peers[family], last);
+			peer = roce(text, ND_GID_ROCE_V2);
+			CHECK(nd_rails_to(&ND_SOURCE_LIVE, &links, &rig.scan.devices, &peer, 1,
+					  &rails, &n_rails) == 0);
+			CHECK(n_rails == 2 && rails[0].reachable && rails[1].reachable);
+			CHECK(strstr(rails[0].reason, "routed on eth0"));
+			CHECK(strstr(rails[1].reason, "routed on eth1"));
+			free(rails);
+		}
+	}
+	nd_links_deinit(&links);
+}
+
+/* Whichever next hop the kernel takes for a pair of addresses. */
+static void by_each_next_hop_of_the_kernel(void **state)
+{
+	/* ip has no rights in a user namespace without a map of users */
+	if (geteuid() != 0)
+		skip();
+	netns_run(each_next_hop_of_the_kernel);
 }
 
 static void without_a_route(void **state)
@@ -477,6 +551,7 @@ int main(void)
 		TEST(same_subnet),
 		TEST(rails_that_cannot_reach_each_other),
 		TEST(by_gateway),
+		TEST(by_one_of_several_next_hops),
 		TEST(without_a_route),
 		TEST(routes_that_cannot_be_asked_for),
 		TEST(through_its_bond),
@@ -491,6 +566,7 @@ int main(void)
 		TEST(infiniband_and_ethernet),
 		TEST(nothing_to_pair),
 		TEST(alike),
+		TEST(by_each_next_hop_of_the_kernel),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
