@@ -17,6 +17,9 @@
 #include "netdetect/source/netlink.h"
 #include "schema/gen/errors.h"
 
+/* Of the note about them. */
+#define EXCLUDED_NAMES_MAX 100
+
 struct gid_pin {
 	char device[ND_DEVICE_NAME_MAX];
 	int64_t port; /* 0: all of them */
@@ -157,10 +160,21 @@ static void note_missing(struct nd_scan *scan, const struct nd_scan_options *o)
 	}
 }
 
+/* One note, because there is room for few: nodes have dozens of virtual functions. */
+static void note_excluded(struct nd_scan *scan, const char *names, size_t more)
+{
+	if (more)
+		add_note(scan, "devices", "excluded by configuration: %s, and %zu more", names,
+			 more);
+	else if (*names)
+		add_note(scan, "devices", "excluded by configuration: %s", names);
+}
+
 static void exclude_devices(struct nd_scan *scan, const struct nd_scan_options *o)
 {
 	struct nd_devices *d = &scan->devices;
-	size_t kept = 0;
+	char names[EXCLUDED_NAMES_MAX] = "";
+	size_t kept = 0, at = 0, more = 0;
 
 	note_missing(scan, o);
 	for (size_t i = 0; i < d->n; i++) {
@@ -170,10 +184,15 @@ static void exclude_devices(struct nd_scan *scan, const struct nd_scan_options *
 			d->v[kept++] = d->v[i];
 			continue;
 		}
-		add_note(scan, "devices", "%s is excluded by configuration", name);
+		if (!more && at + strlen(name) + 2 < sizeof(names))
+			at += (size_t)snprintf(names + at, sizeof(names) - at, "%s%s",
+					       at ? ", " : "", name);
+		else
+			more++;
 		nd_device_deinit(&d->v[i]);
 	}
 	d->n = kept;
+	note_excluded(scan, names, more);
 }
 
 /* A pin of the port wins over one of its device. -1: none. */
