@@ -9,8 +9,6 @@
 #include "netdetect/doctor/internal.h"
 
 #define ABOUT_MAX 80
-/* Headers of RoCE v2 around the payload, over IPv6 and with immediate data. */
-#define ROCE_HEADERS 96
 
 #define EACH_DEVICE(x, d)                                      \
 	for (const struct nd_device *d = (x)->scan->devices.v; \
@@ -232,7 +230,7 @@ void nd_check_mtu(struct examination *x)
 			x, ND_WARNING, port_name(d, p, about),
 			"raise the MTU of interface and switch to 4200 or more (often 9000)",
 			"the port sends packets of %u bytes: %s has an MTU of %u, and packets of 4096 need %u",
-			p->active_mtu, link->name, link->mtu, 4096 + ROCE_HEADERS);
+			p->active_mtu, link->name, link->mtu, 4096 + ND_ROCE_HEADERS);
 	}
 	if (most && least != most) {
 		bad = true;

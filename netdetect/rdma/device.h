@@ -6,6 +6,8 @@
 #include "netdetect/rdma/gid.h"
 
 #define ND_DEVICE_NAME_MAX 64
+/* Most bytes of the headers of RoCE v2 around the payload: over IPv6, with extended atomic headers. */
+#define ND_ROCE_HEADERS 96
 
 enum nd_port_state { /* IB_PORT_*, IBTA 14.2.5.6 */
 		     ND_PORT_NOP,

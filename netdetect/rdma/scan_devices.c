@@ -63,11 +63,11 @@ static int try_node(const struct nd_source *s, const struct nd_device *d)
 	return fd < 0 ? errno : 0;
 }
 
-/* The largest RoCE MTU whose frame with all headers fits the netdev (IBTA A17.9.1). */
+/* The largest RoCE MTU whose packet with all headers fits the netdev, as iboe_get_mtu() of the kernel. */
 static uint32_t roce_mtu(uint32_t netdev_mtu)
 {
 	for (uint32_t m = 4096; m >= 256; m /= 2)
-		if (m + 64 <= netdev_mtu)
+		if (m + ND_ROCE_HEADERS <= netdev_mtu)
 			return m;
 	return 0;
 }

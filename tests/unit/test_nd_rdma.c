@@ -362,6 +362,26 @@ static void roce_of_sysfs(void **state)
 	assert_int_equal(p->gids.unmapped, 0);
 }
 
+/* As iboe_get_mtu() of the kernel. */
+static void mtu_of_the_netdev(void **state)
+{
+	static const struct {
+		uint32_t netdev, port;
+	} cases[] = { { 9000, 4096 }, { 4192, 4096 }, { 4191, 2048 }, { 1500, 1024 }, { 351, 0 } };
+	struct nd_link eth0 = { .ifindex = 2, .name = "eth0", .up = true };
+	struct nd_addr addr = { .ifindex = 2, .family = AF_INET };
+	struct nd_links links = { &eth0, 1, &addr, 1, NULL, 0, 0 };
+
+	nd_addr_set(&addr.addr, AF_INET, (uint8_t[]){ 10, 0, 0, 1 });
+	record_roce("mlx5_0");
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		eth0.mtu = cases[i].netdev;
+		scan(&links);
+		assert_int_equal(devices.v[0].ports[0].active_mtu, cases[i].port);
+		nd_devices_deinit(&devices);
+	}
+}
+
 static void netdev_elsewhere_is_not_used(void **state)
 {
 	struct nd_link eth0 = { .ifindex = 2, .name = "eth0", .up = true, .mac_n = 6 };
@@ -518,6 +538,7 @@ int main(void)
 		TEST(unknown_attributes_are_ignored),
 		TEST(no_rdma_is_not_an_error),
 		TEST(roce_of_sysfs),
+		TEST(mtu_of_the_netdev),
 		TEST(netdev_elsewhere_is_not_used),
 		TEST(names_in_natural_order),
 		TEST(infiniband_of_sysfs),
