@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "agent/config/words.h"
 #include "agent/control/bus/bus.h"
 #include "agent/control/directory/directory.h"
 #include "agent/control/exchange/exchange.h"
@@ -197,6 +198,21 @@ static void place_worker(struct agent *a, unsigned i, const cpu_set_t *allowed,
 		log_info("agent", "worker %u runs on any CPU", i);
 }
 
+static void nodes_check(struct agent *a, const cpu_set_t *allowed, const struct nd_scan *scan)
+{
+	const struct dray_strv *named = &a->config->v.agent.numa_nodes;
+
+	if (a->nodes_checked || list_is_none(named))
+		return;
+	a->nodes_checked = true;
+	for (size_t i = 0; i < named->n; i++)
+		if (!pinning_has(scan, named->v[i], allowed))
+			log_warning("agent",
+				    "agent.numa_nodes: node %s does not exist, or has no CPU that "
+				    "the agent may use, ignoring it",
+				    named->v[i]);
+}
+
 static void on_detected(void *arg, struct nd_scan *scan)
 {
 	struct agent *a = arg;
@@ -208,6 +224,7 @@ static void on_detected(void *arg, struct nd_scan *scan)
 	/* the affinity of this thread is still the one that the process was started with */
 	if (sched_getaffinity(0, sizeof(allowed), &allowed) < 0)
 		return;
+	nodes_check(a, &allowed, scan);
 	for (unsigned i = 0; i < a->pool.n; i++)
 		place_worker(a, i, &allowed, scan);
 }

@@ -106,6 +106,7 @@ struct agent {
 	struct watchdog *watchdog;     /* NULL: the service manager has none */
 	struct dray_cpus cpus;         /* at the last count */
 	int worker_nodes[WORKERS_MAX]; /* NUMA node of each worker, -1: anywhere */
+	bool nodes_checked;            /* those of agent.numa_nodes, at the first scan */
 	struct listing listings[LISTING_N];
 	struct dray_list cancels; /* of struct transfer_cancel */
 	uint64_t last_cancel;

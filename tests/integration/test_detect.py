@@ -624,6 +624,12 @@ def test_agent_excludes_interfaces(lab, new_agent):
     assert segment_of(agent).startswith("127.0.0.1:")
 
 
+def test_agent_names_nodes_that_do_not_exist(new_agent):
+    agent = new_agent(settings={"agent.numa_nodes": "0,63"})
+    until(lambda: "warning agent: agent.numa_nodes: node 63 does not exist, or has no CPU that the agent may use, ignoring it" in agent.text())
+    assert "numa_nodes: node 0" not in agent.text()
+
+
 def test_agent_lists_rails(agent):
     out = agent.ctl("rails", "--json")
     conform(out, schema_of("rails"))

@@ -74,10 +74,15 @@ static void as_configured(void **state)
 	char *two_zero[] = { two, zero }, *no[] = { none };
 	struct dray_config cfg = { 0 };
 	struct nd_scan s = scan(3, 1, 1);
+	cpu_set_t all;
 
 	cfg.agent.numa_nodes = (struct dray_strv){ two_zero, 2 };
 	assert_int_equal(pin(&s, &cfg, 0, 6, 2), 2);
 	assert_int_equal(pin(&s, &cfg, 1, 6, 2), 0);
+	all = cpus(4);
+	assert_true(pinning_has(&s, zero, &all));
+	assert_false(pinning_has(&s, two, &all)); /* no allowed CPU */
+	assert_false(pinning_has(&s, "7", &all));
 	cfg.agent.numa_nodes = (struct dray_strv){ no, 1 };
 	assert_int_equal(pin(&s, &cfg, 0, 6, 6), -1);
 }

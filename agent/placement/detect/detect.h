@@ -54,6 +54,9 @@ const struct nd_scan *detect_scan(const struct detect *d);
 int pinning_node(const struct nd_scan *scan, const struct dray_config *cfg, unsigned index,
 		 const cpu_set_t *allowed, cpu_set_t *cpus);
 
+/* Whether the node that agent.numa_nodes names has an allowed CPU. Pure. */
+bool pinning_has(const struct nd_scan *scan, const char *node, const cpu_set_t *allowed);
+
 /* A config_check: can a scan follow the keys rdma.gid_*? Pure. */
 int detect_check_config(const struct dray_config *cfg, enum dray_config_key_id key,
 			struct dray_err *reterr);

@@ -32,6 +32,13 @@ static void add(struct nodes *n, const struct nd_scan *scan, int id, const cpu_s
 	n->id[n->n++] = id;
 }
 
+bool pinning_has(const struct nd_scan *scan, const char *node, const cpu_set_t *allowed)
+{
+	cpu_set_t cpus;
+
+	return cpus_of(scan, numa_node_parse(node), allowed, &cpus);
+}
+
 static struct nodes nodes_of(const struct nd_scan *scan, const struct dray_strv *named,
 			     const cpu_set_t *allowed)
 {
