@@ -193,9 +193,17 @@ void nd_check_gids(struct examination *x)
 	bool good = true;
 
 	EACH_DEVICE(x, d)
+	{
+		if (nd_device_is_usable_kind(d))
+			continue;
+		good = false;
+		nd_finding(x, ND_INFO, d->name, "",
+			   "the device is neither InfiniBand nor RoCE: transfers do not use it");
+	}
+	EACH_DEVICE(x, d)
 	EACH_PORT(d, p)
 	{
-		if (p->state != ND_PORT_ACTIVE)
+		if (p->state != ND_PORT_ACTIVE || !nd_device_is_usable_kind(d))
 			continue;
 		if (is_of_others(d) && any_of_ours(x))
 			nd_finding(x, ND_INFO, port_name(d, p, about), "",
@@ -218,7 +226,7 @@ void nd_check_mtu(struct examination *x)
 	{
 		const struct nd_link *link = nd_link_by_index(&x->scan->links, p->ifindex);
 
-		if (p->state != ND_PORT_ACTIVE || !p->active_mtu)
+		if (p->state != ND_PORT_ACTIVE || !p->active_mtu || !nd_device_is_usable_kind(d))
 			continue;
 		least = dray_min(least, p->active_mtu);
 		most = dray_max(most, p->active_mtu);

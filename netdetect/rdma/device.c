@@ -9,6 +9,7 @@
 #include "netdetect/source/netlink.h"
 #include "lib/array.h"
 
+#define NODE_CHANNEL_ADAPTER 1 /* RDMA_NODE_IB_CA */
 #define PKEY_FULL 0x8000
 /* Of the reason for a GID, beside the reason why it cannot be read. */
 #define KEPT_REASON_MAX 90
@@ -79,6 +80,12 @@ const char *nd_port_why(const struct nd_port *p, char buf[ND_REASON_MAX])
 			 g ? "; that of an earlier scan is used: " : "", KEPT_REASON_MAX,
 			 g ? g->reason : "");
 	return buf;
+}
+
+bool nd_device_is_usable_kind(const struct nd_device *d)
+{
+	/* 0: unknown */
+	return !d->node_type || d->node_type == NODE_CHANNEL_ADAPTER;
 }
 
 bool nd_device_active(const struct nd_device *d)

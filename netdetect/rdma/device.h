@@ -100,6 +100,8 @@ void nd_devices_deinit(struct nd_devices *d);
 bool nd_device_failing(const struct nd_device *d);
 /* Why the port has its best GID, or none that is usable. Returns buf. */
 const char *nd_port_why(const struct nd_port *p, char buf[ND_REASON_MAX]);
+/* False for iWARP, EFA and usNIC, whose GIDs are no addresses, and which no queue pair of an agent reaches. */
+bool nd_device_is_usable_kind(const struct nd_device *d);
 /* True if one of its ports is active. */
 bool nd_device_active(const struct nd_device *d);
 /* libibverbs.c: why the device does not open, if open_error is set. Valid for ever. */

@@ -142,6 +142,18 @@ def test_limited_pkeys_are_reported(machines):
     assert "no subnet manager" in out
 
 
+@pytest.mark.parametrize("node_type, layer", [(4, "Ethernet"), (7, "Unspecified")], ids=["iwarp", "efa"])
+def test_devices_of_other_fabrics_are_no_fault(tmp_path, node_type, layer):
+    """Their GIDs are no addresses, so giving the interface an address would not help."""
+    m = models.no_rdma()
+    m.rdma("iw0", guid=1, protocol="iw", node_type=node_type, netdev="ens3", layer=layer, gids=[(0, "200:0:2::", "v1", None)])
+    m.write(tmp_path)
+    found = json.loads(ctl("doctor", "--json", "--from-sysfs", tmp_path))["findings"]
+    assert {f["severity"] for f in found if f["check"] in ("gid", "mtu")} == {"info"}
+    (gid,) = [f for f in found if f["check"] == "gid"]
+    assert (gid["about"], gid["text"]) == ("iw0", "the device is neither InfiniBand nor RoCE: transfers do not use it")
+
+
 def test_address_families_and_fixed_gids(machines):
     six = detect(machines["ipv6_only"])
     assert best(six, "mlx5_0")["address"] == "2001:db8:7::11" and six["advertise"] == "2001:db8:7::11"

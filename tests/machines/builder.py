@@ -197,7 +197,7 @@ class Machine:
 
     def rdma(self, name, *, pci=None, guid, protocol="roce", firmware="28.39.1002", netdev=None, layer="Ethernet", state=4,
              rate="400 Gb/sec (4X NDR)", gids=(), foreign=(), table=16, pkeys=(0xFFFF,), board="MT_0000000838", lid=0, uverbs=True,
-             virtual=False):
+             virtual=False, node_type=1):
         """gids: (index, address, "v1"|"v2"|"ib", netdev). foreign: GIDs of another network namespace, in the same form."""
         index = self.rdma_index
         self.rdma_index += 1
@@ -205,7 +205,7 @@ class Machine:
         port = f"{where}/ports/1"
         dev = attr(DEV_INDEX, u32(index)) + attr(DEV_NAME, name)
         self.dumps["rdma_dev"] += message(NLDEV << 10 | CMD_GET, dev + attr(FW_VERSION, firmware) + attr(NODE_GUID, u64(guid)) +
-                                          attr(SYS_IMAGE_GUID, u64(guid)) + attr(NODE_TYPE, u8(1)) + attr(DEV_PROTOCOL, protocol))
+                                          attr(SYS_IMAGE_GUID, u64(guid)) + attr(NODE_TYPE, u8(node_type)) + attr(DEV_PROTOCOL, protocol))
         body = dev + attr(PORT_INDEX, u32(1)) + attr(CAP_FLAGS, u64(0x4010000)) + attr(PORT_STATE, u8(state))
         body += attr(PORT_PHYS, u8(5 if state == 4 else 3))
         if layer == "InfiniBand":

@@ -156,11 +156,14 @@ static bool is_usable(const struct rail *rail, const struct nd_device *d, const 
 	else if (d->open_error)
 		snprintf(why, REASON_MAX, "%s cannot be opened: %s",
 			 *d->uverbs ? d->uverbs : d->name, nd_device_open_text(d));
+	else if (!nd_device_is_usable_kind(d))
+		snprintf(why, REASON_MAX, "neither InfiniBand nor RoCE");
 	else if (p->state != ND_PORT_ACTIVE)
 		snprintf(why, REASON_MAX, "the port is %s", nd_port_state_name(p->state));
 	else
 		nd_port_why(p, why);
-	return !rail->disabled && !d->open_error && p->state == ND_PORT_ACTIVE && g;
+	return !rail->disabled && !d->open_error && nd_device_is_usable_kind(d) &&
+	       p->state == ND_PORT_ACTIVE && g;
 }
 
 /* The first P_Key of a full member, else the first. */

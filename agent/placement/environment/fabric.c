@@ -9,8 +9,6 @@
 #include "lib/array.h"
 #include "lib/cleanup.h"
 
-#define NODE_CHANNEL_ADAPTER 1 /* RDMA_NODE_IB_CA: InfiniBand and RoCE, not iWARP */
-
 /* The kernel allows names with characters that separate items of the lists. */
 static bool name_is_plain(const char *name)
 {
@@ -35,7 +33,7 @@ static bool port_ok(const struct nd_device *d, const struct nd_port *p, struct e
 	*buf = '\0';
 	if (!name_is_plain(d->name))
 		snprintf(buf, n, "lists cannot carry this name");
-	else if (d->node_type && d->node_type != NODE_CHANNEL_ADAPTER)
+	else if (!nd_device_is_usable_kind(d))
 		snprintf(buf, n, "neither InfiniBand nor RoCE");
 	else if (p->state != ND_PORT_ACTIVE)
 		snprintf(buf, n, "the port is %s", nd_port_state_name(p->state));
