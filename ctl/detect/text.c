@@ -10,6 +10,7 @@
 #include "ctl/render/table.h"
 #include "lib/cleanup.h"
 #include "lib/nearest.h"
+#include "lib/units.h"
 #include "netdetect/choose/address.h"
 
 #define LINE_BYTES 256
@@ -225,7 +226,7 @@ int ctl_detect_explain(struct ctl *c, const struct nd_scan *scan, const char *wh
 	const char *slash = strchr(what, '/');
 	size_t n = slash ? (size_t)(slash - what) : strlen(what);
 	const struct nd_device *d;
-	bool any = false;
+	int64_t port = 0;
 
 	snprintf(name, sizeof(name), "%.*s", (int)n, what);
 	d = nd_device_by_name(&scan->devices, name);
@@ -238,16 +239,16 @@ int ctl_detect_explain(struct ctl *c, const struct nd_scan *scan, const char *wh
 				  nearest.best ? ", did you mean " : "; drayctl detect lists all",
 				  nearest.best ? nearest.best : "", nearest.best ? "?" : "");
 	}
+	if (slash && (dray_int_parse(slash + 1, 0, &port) < 0 || port < 1 || port > UINT8_MAX ||
+		      !nd_port_by_number(d, (uint32_t)port)))
+		return ctl_failed(c, "%s has no port %.20s; drayctl detect lists all", name,
+				  slash + 1);
 	explain_device(c, scan, d);
 	for (size_t i = 0; i < d->n_ports; i++) {
-		if (slash && strtoul(slash + 1, NULL, 10) != d->ports[i].number)
+		if (slash && port != d->ports[i].number)
 			continue;
-		any = true;
 		if (explain_port(c, d, &d->ports[i]) < 0)
 			return ctl_no_memory(c);
 	}
-	if (slash && !any)
-		return ctl_failed(c, "%s has no port %.20s; drayctl detect lists all", name,
-				  slash + 1);
 	return 0;
 }

@@ -183,7 +183,9 @@ def test_explain(machines):
     out = ctl("detect", "--from-sysfs", machines["hgx_8x8"], "--explain", "mlx5_3/1")
     assert "GPU 0000:49:00.0: PIX, preferred" in out and "fe80::" in out and out.index("10.103.0.11") < out.index("fe80::")
     assert "did you mean mlx5_3" in ctl("detect", "--from-sysfs", machines["hgx_8x8"], "--explain", "mlx_3", status=1)
-    assert "has no port 9" in ctl("detect", "--from-sysfs", machines["hgx_8x8"], "--explain", "mlx5_3/9", status=1)
+    for port in ("9", "1x", "", "257"):
+        out = ctl("detect", "--from-sysfs", machines["hgx_8x8"], "--explain", f"mlx5_3/{port}", status=1)
+        assert out == f"drayctl: mlx5_3 has no port {port}; drayctl detect lists all\n"
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "noise", "lying length"])
