@@ -22,11 +22,23 @@ static struct nd_affinity *pair_of(struct plan *p, size_t gpu, size_t device)
 	return &p->t->pairs[gpu * p->devices->n + device];
 }
 
-/* Active before inactive, near before far; 0 if both are equal. */
+/* One of its ports is active, and has a usable GID unless its table could not be read. */
+static bool is_usable(const struct nd_device *d)
+{
+	for (size_t i = 0; i < d->n_ports; i++) {
+		const struct nd_port *p = &d->ports[i];
+
+		if (p->state == ND_PORT_ACTIVE &&
+		    (nd_gids_best(&p->gids) || !(p->gids.n + p->gids.unmapped)))
+			return true;
+	}
+	return false;
+}
+
+/* Usable before unusable, near before far; 0 if both are equal. */
 static int compare(const struct plan *p, const struct nd_affinity *a, const struct nd_affinity *b)
 {
-	bool x = nd_device_active(&p->devices->v[a->device]),
-	     y = nd_device_active(&p->devices->v[b->device]);
+	bool x = is_usable(&p->devices->v[a->device]), y = is_usable(&p->devices->v[b->device]);
 
 	return 2 * dray_compare(y, x) + dray_compare(a->distance, b->distance);
 }

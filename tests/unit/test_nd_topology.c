@@ -128,6 +128,27 @@ static void ports_that_are_down_come_last(void **state)
 	free(t.pairs);
 }
 
+/* Where network namespaces share devices, a pod sees those of the host and of other pods, too. */
+static void rnics_without_a_gid_here_come_last(void **state)
+{
+	struct nd_gid refused = { .rejected = true }, good = { .rejected = false };
+	struct nd_devices d = { .v = devices, .n = 3 };
+	struct nd_topology t = { .gpus = gpus, .n_gpus = 1 };
+	struct nd_source s = ND_SOURCE_LIVE;
+
+	snprintf(s.root, sizeof(s.root), "%s", cm_dir);
+	for (unsigned i = 0; i < 3; i++) {
+		ports[i] = (struct nd_port){ .number = 1, .state = ND_PORT_ACTIVE };
+		devices[i] = (struct nd_device){ .ports = &ports[i], .n_ports = 1, .numa = -1 };
+	}
+	ports[0].gids = (struct nd_gids){ .v = &refused, .n = 1 };
+	ports[1].gids = (struct nd_gids){ .unmapped = 2 };
+	ports[2].gids = (struct nd_gids){ .v = &good, .n = 1 };
+	assert_int_equal(nd_affinity_make(&s, &d, 1, &t), 0);
+	assert_int_equal(of(&t, 0), 2);
+	free(t.pairs);
+}
+
 static void the_requested_number_is_chosen(void **state)
 {
 	struct nd_topology t = choose(2, 4, 2, 0);
@@ -360,11 +381,17 @@ static void without_descriptors(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(distances),         TEST(equal_rnics_are_spread),
-		TEST(ports_that_are_down_come_last), TEST(the_requested_number_is_chosen),
-		TEST(functions_that_are_gpus),       TEST(nodes_and_their_cpus),
-		TEST(nodes_with_alternating_cpus),   TEST(hidden_gpus_are_counted),
-		TEST(a_failed_dump_fails_the_scan),  TEST(what_the_kernel_lacks_is_a_note),
+		cmocka_unit_test(distances),
+		TEST(equal_rnics_are_spread),
+		TEST(rnics_without_a_gid_here_come_last),
+		TEST(ports_that_are_down_come_last),
+		TEST(the_requested_number_is_chosen),
+		TEST(functions_that_are_gpus),
+		TEST(nodes_and_their_cpus),
+		TEST(nodes_with_alternating_cpus),
+		TEST(hidden_gpus_are_counted),
+		TEST(a_failed_dump_fails_the_scan),
+		TEST(what_the_kernel_lacks_is_a_note),
 		TEST(without_descriptors),
 	};
 
