@@ -57,7 +57,7 @@ class Handler(BaseHTTPRequestHandler):
         try:
             answer = start(self.encoder, "POST", self.path, first, headers)
             text = answer.read()
-        except OSError as e:
+        except (OSError, http.client.HTTPException) as e:
             self.log_error("the encoder does not answer: %s", e)
             return None
         params: dict[str, Any] | None = json.loads(text).get("ec_transfer_params") if answer.status == 200 else None
@@ -71,7 +71,7 @@ class Handler(BaseHTTPRequestHandler):
         """Passes the next engine's answer on, as it comes."""
         try:
             answer = start(self.following, method, self.path, body, headers)
-        except OSError as e:
+        except (OSError, http.client.HTTPException) as e:
             self.send_error(502, f"the engine does not answer: {e}")
             return
         self.send_response(answer.status)

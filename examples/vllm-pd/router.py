@@ -57,7 +57,7 @@ class Handler(BaseHTTPRequestHandler):
                 body.pop("ec_transfer_params", None)  # of examples/vllm-epd: outputs for the engine that computes the prompt
                 answer = start(self.decode, self.path, {**body, "kv_transfer_params": copied} if copied else body,
                                headers).getresponse()
-        except OSError as e:
+        except (OSError, http.client.HTTPException) as e:
             self.send_error(502, f"an engine does not answer: {e}")
             return
         self.relay(answer)
@@ -91,7 +91,7 @@ class Handler(BaseHTTPRequestHandler):
             connection.request("GET", self.path)
             answer = connection.getresponse()
             text = answer.read()
-        except OSError as e:
+        except (OSError, http.client.HTTPException) as e:
             self.send_error(502, f"the decode engine does not answer: {e}")
             return
         self.send_response(answer.status)

@@ -55,6 +55,24 @@ def test_engines_that_do_not_answer(router):
             assert re.match(rb"HTTP/1.. 502 .* not answer", client.makefile("rb").readline())
 
 
+def test_engines_that_end_in_their_answers():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        def end_in_answers():
+            with contextlib.suppress(OSError):  # the end of the test
+                while True:
+                    with server.accept()[0] as one:
+                        one.recv(1 << 16)
+                        one.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{")
+
+        threading.Thread(target=end_in_answers, daemon=True).start()
+        with routed("vllm-pd/router.py", *(f"http://127.0.0.1:{server.getsockname()[1]}",) * 2) as (_, port):
+            for ask in (b"GET /v1/models HTTP/1.0\r\n\r\n", b"POST /v1/completions HTTP/1.0\r\nContent-Length: 2\r\n\r\n{}"):
+                with socket.create_connection(("127.0.0.1", port), timeout=LIMIT) as client:
+                    client.sendall(ask)
+                    assert re.match(rb"HTTP/1.. 502 .* not answer", client.makefile("rb").readline())
+        server.shutdown(socket.SHUT_RDWR)
+
+
 @contextlib.contextmanager
 def engine(**params):
     """An engine that answers each request with these parameters, and keeps the requests; its URL."""
