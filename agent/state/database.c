@@ -51,6 +51,10 @@ static int refused_by_system(struct database *s, struct dray_err *reterr, const 
 {
 	if (err == ENOSPC || err == EDQUOT)
 		return no_space(s, reterr, doing);
+	if (err == EACCES || err == EPERM || err == EROFS)
+		return dray_err_set(reterr, -err, DRAY_E_IO,
+				    "%s %s: %s; let the agent write there, or set %s", doing,
+				    s->schema.what, dray_errno_text(err), s->schema.setting);
 	return dray_err_set(reterr, err ? -err : -EIO, DRAY_E_IO, "%s %s: %s", doing,
 			    s->schema.what, err ? dray_errno_text(err) : text);
 }

@@ -544,6 +544,14 @@ def test_a_wrong_configuration(new_agent, lab):
     agent.process = None
 
 
+def test_a_folder_that_the_agent_may_not_write(new_agent, lab):
+    """The agent has given its capabilities up when it opens the tier, also as root."""
+    folder = lab.directory("disk")
+    folder.chmod(0o500)
+    agent = new_agent(settings=DISK | {"store.disk_dir": folder})
+    assert "Permission denied; let the agent write there, or set store.disk_dir" in agent.text()
+
+
 def test_a_folder_that_cannot_be_used_at_the_start(new_store, lab):
     """Memory serves, the tier is marked, and comes with its objects when the folder does."""
     agent, keys = new_store(), names(20)
