@@ -71,7 +71,7 @@ static int open_sources(struct nd_monitor *m, struct dray_err *reterr)
 	int fd = socket_new(NETLINK_ROUTE, ROUTE_GROUPS);
 
 	if (fd < 0)
-		return dray_err_set(reterr, fd, DRAY_E_IO,
+		return dray_err_set(reterr, fd, nd_error_code(fd),
 				    "rtnetlink events cannot be received: %s", dray_errno_text(fd));
 	m->sockets[SOURCE_ROUTE] = fd;
 	m->sockets[SOURCE_RDMA] = socket_new(NETLINK_RDMA, GROUP_RDMA_NOTIFY);
@@ -82,7 +82,7 @@ static int open_sources(struct nd_monitor *m, struct dray_err *reterr)
 							0;
 
 		if (r < 0)
-			return dray_err_set(reterr, r, DRAY_E_NO_MEMORY,
+			return dray_err_set(reterr, r, nd_error_code(r),
 					    "netlink events cannot be watched: %s",
 					    dray_errno_text(r));
 	}

@@ -13,9 +13,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "schema/gen/errors.h"
 #include "tests/unit/cm.h"
 #include "tests/unit/netns.h"
 
@@ -206,14 +208,36 @@ static void test_scan_while_it_changes(void **state)
 	netns_run(scan_while_it_changes);
 }
 
+/* Each step of the start says that descriptors are lacking, and leaves none open. */
+static void test_without_descriptors(void **state)
+{
+	struct nd_monitor *m = NULL;
+	struct rlimit before, low;
+	int spare = dup(0), fds = cm_fds_count();
+
+	close(spare);
+	assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+	/* for epoll and two sockets; this kernel may lack the third one */
+	for (int n = 0; n < 3; n++) {
+		struct dray_err err = DRAY_ERR_NULL;
+
+		low = before;
+		low.rlim_cur = (rlim_t)(spare + n);
+		assert_int_equal(setrlimit(RLIMIT_NOFILE, &low), 0);
+		assert_int_equal(nd_monitor_new(&m, &err), -EMFILE);
+		assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+		assert_int_equal(err.code, DRAY_E_NO_FDS);
+		assert_null(m);
+		assert_int_equal(cm_fds_count(), fds - 1);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_changes),
-		cmocka_unit_test(test_rules),
-		cmocka_unit_test(test_interruptions),
-		cmocka_unit_test(test_storm),
-		cmocka_unit_test(test_scan_while_it_changes),
+		cmocka_unit_test(test_changes),       cmocka_unit_test(test_rules),
+		cmocka_unit_test(test_interruptions), cmocka_unit_test(test_without_descriptors),
+		cmocka_unit_test(test_storm),         cmocka_unit_test(test_scan_while_it_changes),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
