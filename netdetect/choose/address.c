@@ -124,10 +124,10 @@ static const char *defect_of(const struct nd_candidate *c, bool v4, bool v6)
 	return a->flags & IFA_F_DEPRECATED ? "deprecated" : NULL;
 }
 
-/* IPv4: in the subnet of an earlier address, as one that moves between hosts; IPv6: it is replaced after a day. */
+/* IPv4: a virtual address that moves between hosts is in the subnet of an earlier one, or has none; IPv6: it is replaced after a day. */
 static bool is_passing(const struct nd_addr *a)
 {
-	return a->flags & IFA_F_SECONDARY;
+	return a->flags & IFA_F_SECONDARY || (a->family == AF_INET && a->prefix == 32);
 }
 
 static void rate(const struct nd_links *l, struct nd_candidate *c, bool v4, bool v6,
@@ -155,9 +155,10 @@ static void rate(const struct nd_links *l, struct nd_candidate *c, bool v4, bool
 	snprintf(c->reason, sizeof(c->reason), "%s, %s%s%s%s", c->link->name, words,
 		 is_default ? ", has the default route" : "",
 		 c->addr->scope == RT_SCOPE_UNIVERSE ? "" : ", not of global scope",
-		 !is_passing(c->addr) ? "" :
-		 is_v4                ? ", secondary" :
-					", temporary");
+		 !is_passing(c->addr)             ? "" :
+		 !is_v4                           ? ", temporary" :
+		 c->addr->flags & IFA_F_SECONDARY ? ", secondary" :
+						    ", without a subnet");
 }
 
 static int by_score(const void *x, const void *y)

@@ -622,12 +622,12 @@ def test_agent_follows_addresses(lab, new_agent):
     address, port = segment_of(agent).rsplit(":", 1)
     assert address == host.v4
     better = "10.76.0.1"  # of two equal addresses the lower one is preferred
-    host.run("ip", "addr", "add", f"{better}/32", "dev", "dray0")
+    host.run("ip", "addr", "add", f"{better}/24", "dev", "dray0")
     try:
         until(lambda: segment_of(agent) == f"{better}:{port}")
         assert f"advertising {better}:{port} instead of {address}:{port}" in agent.log.read_text()
     finally:
-        host.run("ip", "addr", "del", f"{better}/32", "dev", "dray0")
+        host.run("ip", "addr", "del", f"{better}/24", "dev", "dray0")
     until(lambda: segment_of(agent) == f"{address}:{port}")
 
 

@@ -454,6 +454,7 @@ static void addresses_that_stay_come_first(void **state)
 	take(&l, RTM_NEWLINK, link_message(1, "eth0", UP, NULL));
 	take(&l, RTM_NEWADDR, addr_message(1, "10.0.0.9", 16, IFA_F_PERMANENT));
 	take(&l, RTM_NEWADDR, addr_message(1, "10.0.0.5", 16, IFA_F_PERMANENT | IFA_F_SECONDARY));
+	take(&l, RTM_NEWADDR, addr_message(1, "10.0.0.4", 32, IFA_F_PERMANENT));
 	take(&l, RTM_NEWADDR, addr_message(1, "2001:db8::1", 64, IFA_F_TEMPORARY));
 	take(&l, RTM_NEWADDR, addr_message(1, "2001:db8::2", 64, 0));
 	expect_first(&l, true, true, "10.0.0.9");
