@@ -23,6 +23,14 @@ static const char *port_name(const struct nd_device *d, const struct nd_port *p,
 	return buf;
 }
 
+static bool has_gid_of_ours(const struct nd_port *p)
+{
+	for (size_t i = 0; i < p->gids.n; i++)
+		if (p->layer == ND_LAYER_INFINIBAND || p->gids.v[i].netdev[0])
+			return true;
+	return false;
+}
+
 /* In shared mode sysfs shows devices that this namespace cannot use. */
 static bool is_of_others(const struct nd_device *d)
 {
@@ -30,9 +38,8 @@ static bool is_of_others(const struct nd_device *d)
 
 	EACH_PORT(d, p)
 	{
-		for (size_t i = 0; i < p->gids.n; i++)
-			if (p->layer == ND_LAYER_INFINIBAND || p->gids.v[i].netdev[0])
-				return false;
+		if (has_gid_of_ours(p))
+			return false;
 		unmapped += p->gids.unmapped;
 	}
 	return unmapped;
@@ -164,7 +171,7 @@ static bool check_gid(struct examination *x, const struct nd_device *d, const st
 		nd_finding(x, ND_ERROR, about,
 			   "try again, and read the kernel log if that fails too",
 			   "the port cannot be read: %s", dray_errno_text(p->query_error));
-	else if (!best && p->gids.unmapped)
+	else if (!best && p->gids.unmapped && !has_gid_of_ours(p))
 		nd_finding(
 			x, ND_ERROR, about,
 			"run with hostNetwork, or give the pod an interface of this device (SR-IOV, macvlan)",

@@ -79,8 +79,8 @@ void nd_check_memlock(struct examination *x)
 		nd_finding(
 			x, x->scan->devices.n ? ND_ERROR : ND_WARNING, "",
 			"raise it: LimitMEMLOCK=infinity (systemd), --ulimit memlock=-1 (containers), or CAP_IPC_LOCK as root",
-			"%.0f MiB may be locked (hard limit %.0f MiB)%s: registering more fails with \"Cannot allocate memory\"",
-			(double)l.rlim_cur / MIB, (double)l.rlim_max / MIB,
+			"%.0f MiB may be locked%s: registering more fails with \"Cannot allocate memory\"",
+			(double)l.rlim_max / MIB,
 			wanted ? ", less than the memory to be registered" : "");
 	} else {
 		nd_finding_ok(x, "%.0f MiB may be locked", (double)l.rlim_max / MIB);

@@ -509,6 +509,12 @@ def test_doctor_gid_and_address(machines):
     assert finding(machines["link_local_only"], "address")[0] == "warning"
 
 
+def test_doctor_gid_of_a_netdev_that_is_down(tmp_path):
+    """Also if the port has GIDs of other namespaces, the reason is that of its own."""
+    models.no_netdev_gids(up=False).write(tmp_path)
+    assert {text for _, _, text in findings(tmp_path, "gid")} == {"the port has no usable GID: rejected: its netdev is down"}
+
+
 def test_doctor_ports(machines):
     assert finding(machines["hgx_8x8"], "port")[0] == "ok"
     assert ("warning", "mlx5_2/1") in [f[:2] for f in findings(machines["infiniband_limited"], "port")]

@@ -210,14 +210,14 @@ def no_rdma():
     return m
 
 
-def no_netdev_gids():
+def no_netdev_gids(up=True):
     """A cloud machine. The GIDs of its first device look public but have no netdev in this namespace; the second device has a
     private 10/8 address on a live netdev. Only the second device's GIDs work."""
     m = Machine()
     m.node(0, "0-15")
     for i in range(2):
         pci = nic(m, ("pci0000:3a", f"0000:3a:0{i}.0", f"0000:3{i + 11:x}:00.0"), 0)
-        m.interface(f"eth{i}", mtu=9000, speed=100000, pci=pci)
+        m.interface(f"eth{i}", mtu=9000, speed=100000, pci=pci, up=up)
         m.address(f"eth{i}", f"10.8.{i}.4/24")
         m.address(f"eth{i}", "169.254.3.4/16", scope=253)
         m.rdma(f"mlx5_{i}", pci=pci, guid=i + 1, netdev=f"eth{i}", rate="100 Gb/sec (4X EDR)",
