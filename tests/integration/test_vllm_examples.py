@@ -14,16 +14,16 @@ ENDS = "raise SystemExit('no such model')\n"
 
 
 @pytest.fixture
-def example(tmp_path):
+def example(lab):
     """Runs an example with this program as server; returns its status and what it has printed. It leaves no files and no processes."""
     def run(name, server, **variables):
-        package = tmp_path / "site/vllm/entrypoints/openai"
+        site, files = lab.directory("site"), lab.directory("files")
+        package = site / "vllm/entrypoints/openai"
         package.mkdir(parents=True)
         (package / "api_server.py").write_text(server)
-        (tmp_path / "site/dray_agent.py").write_text(f"BIN = {str(BUILD)!r}\n")
-        (tmp_path / "tmp").mkdir()
+        (site / "dray_agent.py").write_text(f"BIN = {str(BUILD)!r}\n")
         environment = {n: v for n, v in os.environ.items() if not n.startswith("DRAY_")}
-        environment.update(PYTHONPATH=str(tmp_path / "site"), TMPDIR=str(tmp_path / "tmp"), PORT=str(next(PORTS)), **variables)
+        environment.update(PYTHONPATH=str(site), TMPDIR=str(files), PORT=str(next(PORTS)), **variables)
         process = subprocess.Popen([ROOT / "examples" / name / "run", "MODEL"], env=environment, text=True, stdin=subprocess.DEVNULL,
                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
         try:
@@ -31,7 +31,7 @@ def example(tmp_path):
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-        assert not os.listdir(tmp_path / "tmp"), printed
+        assert not os.listdir(files), printed
         return process.returncode, printed
     return run
 
