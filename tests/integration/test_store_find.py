@@ -293,3 +293,23 @@ def test_owner_drains(pair):  # noqa: F811
         until(lambda: here.get(b"key", 5) == Status.NOT_FOUND, "a draining owner lends nothing")
         owner.ctl("resume")
         until(lambda: here.get(b"key", 5) == b"value", "the object")
+
+
+def test_places_that_take_several_turns(pair):  # noqa: F811
+    """Bytes that follow an answer do not wait for their place. They are read by a lease when it is there."""
+    small = {"limits.store_bytes": "16MiB", "limits.store_bytes_per_owner": "16MiB"}
+    owner, reader = pair(reader=small)
+    with User(owner, space="kv") as there, User(reader, space="kv") as here:
+        for i in range(200):
+            assert there.put(b"try %d" % i, value_of(i, 20000)) == Status.OK
+        for i in range(8):
+            assert there.put(b"%d" % i, value_of(i, MIB)) == Status.OK
+        for i in range(0, 8192, 512):
+            here.store.put(here.region, [(b"own %d" % k, [(0, 4096)]) for k in range(i, i + 512)])
+        for i in range(8):
+            tries = iter(range(i * 25, i * 25 + 25))
+            before = found(reader)
+            until(lambda: here.get(b"try %d" % next(tries), 20000) and found(reader) > before, "an object on a data stream")
+            assert here.get(b"%d" % i, MIB) == value_of(i, MIB)
+        assert counters(reader)["dray_transfers_failed_total"] == 0
+        released(owner)

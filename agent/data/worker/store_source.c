@@ -327,10 +327,24 @@ static void next_source(struct fetch *f)
 	}
 }
 
+/* Bytes that follow an answer do not wait until there are places for them: they are discarded, and their keys looked up again. */
+static bool places_too_late(struct fetch *f)
+{
+	struct store_ask *k = f->ask;
+
+	if (!k->n_sources || !k->sources[0].trailing)
+		return false;
+	for (uint32_t i = 0; i < k->n; i++)
+		if (f->landings[i].wanted || (i >= f->placed && !k->v[i].status))
+			place_lost(f, i, true);
+	dray_list_del(&f->step);
+	return places_found(f);
+}
+
 /* Reads what has places, when all that can be have theirs. */
 static void sources_go_on(struct fetch *f)
 {
-	if (!places_found(f))
+	if (!places_found(f) && !places_too_late(f))
 		return;
 	dray_list_del(&f->asking);
 	sources_end(f);
