@@ -59,6 +59,13 @@ def end(world, names=NAMES, reasons=("LENGTH",)):
     nothing_left(world)
 
 
+def side_by_side(world, steps):
+    """So many steps of each engine."""
+    for _ in range(steps):
+        turns(world, world.d)
+        world.p.step()
+
+
 def ended_once(world, names=NAMES):
     assert world.seen["d finished LENGTH"] + world.seen["d finished ERROR"] + world.seen["d finished ABORT"] == len(names)
 
@@ -111,9 +118,7 @@ def test_the_request_that_loads_is_aborted(world, steps):
     """In the last cases it has ended before."""
     add(world)
     world.p.add("r", prompt(3 * STEP), 1, FOR_P)
-    for _ in range(steps):
-        turns(world, world.d)
-        world.p.step()
+    side_by_side(world, steps)
     world.d.abort(NAMES[0])
     world.check()
     end(world, NAMES[1:])
@@ -125,9 +130,7 @@ def test_a_request_that_waits_is_aborted(world, announced, steps):
     """If the scheduler has not looked at any yet, it is the last one that this side knows, and the others are computed."""
     add(world)
     world.p.add("r", prompt(TOKENS), 1, FOR_P)
-    for _ in range(steps):
-        turns(world, world.d)
-        world.p.step()
+    side_by_side(world, steps)
     world.d.abort(NAMES[1])
     end(world, [NAMES[0], NAMES[2]])
     assert len(announced) == bool(steps)
@@ -138,9 +141,7 @@ def test_all_are_aborted(world, steps):
     """P has its blocks back at once, whenever that is."""
     add(world)
     world.p.add("r", prompt(3 * STEP), 1, FOR_P)
-    for _ in range(steps):
-        turns(world, world.d)
-        world.p.step()
+    side_by_side(world, steps)
     for name in NAMES:
         world.d.abort(name)
     world.check()

@@ -47,12 +47,15 @@ def test_many_clients_at_once(router):
         process.send_signal(signal.SIGCONT)
 
 
-def test_engines_that_do_not_answer(router):
-    _, port = router
+def refuses_all(port):
     for request in (b"GET /v1/models HTTP/1.0\r\n\r\n", b"POST /v1/completions HTTP/1.0\r\nContent-Length: 2\r\n\r\n{}"):
         with socket.create_connection(("127.0.0.1", port), timeout=LIMIT) as client:
             client.sendall(request)
             assert re.match(rb"HTTP/1.. 502 .* not answer", client.makefile("rb").readline())
+
+
+def test_engines_that_do_not_answer(router):
+    refuses_all(router[1])
 
 
 def test_engines_that_end_in_their_answers():
@@ -66,10 +69,7 @@ def test_engines_that_end_in_their_answers():
 
         threading.Thread(target=end_in_answers, daemon=True).start()
         with routed("vllm-pd/router.py", *(f"http://127.0.0.1:{server.getsockname()[1]}",) * 2) as (_, port):
-            for ask in (b"GET /v1/models HTTP/1.0\r\n\r\n", b"POST /v1/completions HTTP/1.0\r\nContent-Length: 2\r\n\r\n{}"):
-                with socket.create_connection(("127.0.0.1", port), timeout=LIMIT) as client:
-                    client.sendall(ask)
-                    assert re.match(rb"HTTP/1.. 502 .* not answer", client.makefile("rb").readline())
+            refuses_all(port)
         server.shutdown(socket.SHUT_RDWR)
 
 
