@@ -21,8 +21,7 @@ struct nd_candidate {
  * strongest first: not loopback, link-local, tentative, deprecated, or of a link that is down; IPv4 before IPv6; the
  * interface of the default route; devices, bonds and VLANs, then the veth of a pod, then tunnels, then bridges of
  * containers; global scope; lower ifindex; not secondary or without a subnet (IPv4) or temporary (IPv6); lower
- * address. The caller frees
- * *ret. 0 or -ENOMEM.
+ * address. The caller frees *ret. 0 or -ENOMEM.
  */
 int nd_advertise_rank(const struct nd_links *l, bool v4, bool v6, struct nd_candidate **ret,
 		      size_t *ret_n);

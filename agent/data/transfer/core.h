@@ -192,9 +192,8 @@ struct xfer {
 	uint32_t n_slices, n_resent; /* so far */
 	uint64_t bytes, bytes_done;
 	struct xfer_word wait, set;
-	uint32_t code; /* how it will end */
-	const char
-		*detail; /* sentence that explains code, and lasts as long as the worker; or NULL */
+	uint32_t code;           /* how it will end */
+	const char *detail;      /* why: a sentence that the worker keeps, or NULL */
 	uint64_t cancel_request; /* the TRANSFER_CANCEL that waits for the end, 0: none */
 	uint64_t operator_waits; /* the same: id of a COMMAND_CANCEL */
 	struct packet *notify;   /* the payload of its notification; NULL: none, or it is out */
