@@ -301,6 +301,10 @@ void dc_proof_tick(struct dray *d, int64_t now)
 	struct dray_heap_node *first;
 	struct request *r;
 
+	if (dc_proof_next_tick(d) > now)
+		return;
+	/* an agent can die while this thread, after its last look at the pidfds, waits for a processor */
+	dc_proof_check(d);
 	while ((first = dray_heap_first(&d->proof.deadlines)) && first->key <= now) {
 		dray_heap_del(&d->proof.deadlines, first);
 		r = dray_container_of(first, struct request, deadline);

@@ -6,16 +6,19 @@
  */
 #include <signal.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "client/dray.h"
 #include "lib/assert.h"
+#include "lib/time.h"
 #include "tests/unit/client_rig.h"
 #include "tests/unit/cm.h"
 
 /* Longer than any test takes. */
 #define NEVER_MS 100000
+#define CONFIRM_MS 10
 
 #define EVENTS_MAX 5
 
@@ -164,6 +167,11 @@ static void kill_process(struct fake *f, void *arg)
 	fake_end_process(f);
 }
 
+static void kill_process_only(struct fake *f, void *arg)
+{
+	fake_end_process(f);
+}
+
 static void a_dead_process_is_proof(void **state)
 {
 	uint64_t id;
@@ -189,6 +197,38 @@ static void the_end_of_the_socket_is_no_proof(void **state)
 	is_confirmed(id, -DRAY_E_AGENT_RESTARTED);
 }
 
+/* The agent dies, and time passes, after the next look at the descriptors: by --wrap. */
+static bool dies_after_the_look;
+
+int __real_epoll_wait(int fd, struct epoll_event *ev, int max, int timeout_ms);
+int __wrap_epoll_wait(int fd, struct epoll_event *ev, int max, int timeout_ms);
+
+int __wrap_epoll_wait(int fd, struct epoll_event *ev, int max, int timeout_ms)
+{
+	int n = __real_epoll_wait(fd, ev, max, dies_after_the_look ? 0 : timeout_ms);
+	int64_t until = dray_now().ns + CONFIRM_MS * DRAY_NS_PER_MS;
+
+	if (!dies_after_the_look)
+		return n;
+	dies_after_the_look = false;
+	fake_do(&client_fake, kill_process_only, NULL);
+	while (dray_now().ns < until)
+		;
+	return n;
+}
+
+static void proof_that_came_while_the_client_did_not_run(void **state)
+{
+	uint64_t id;
+
+	begin(DRAY_OPTION_NO_RECONNECT, CONFIRM_MS, true);
+	id = submit(0);
+	fake_do(&client_fake, stop_process, NULL);
+	client_event(d, DRAY_EVENT_LOST);
+	dies_after_the_look = true;
+	ends(id, -DRAY_E_AGENT_RESTARTED);
+}
+
 static void a_closed_session_still_waits_for_proof(void **state)
 {
 	uint64_t id;
@@ -203,11 +243,6 @@ static void a_closed_session_still_waits_for_proof(void **state)
 	fake_do(&client_fake, kill_process, NULL);
 	is_confirmed(id, -DRAY_E_AGENT_RESTARTED);
 	assert_int_equal(dray_process(d, NEVER_MS), -DRAY_E_SESSION_CLOSED);
-}
-
-static void kill_process_only(struct fake *f, void *arg)
-{
-	fake_end_process(f);
 }
 
 /* A child that the agent forked can keep the socket open. */
@@ -496,6 +531,7 @@ int main(void)
 		TEST(an_answer_before_the_completion_is_taken),
 		TEST(a_dead_process_is_proof),
 		TEST(the_end_of_the_socket_is_no_proof),
+		TEST(proof_that_came_while_the_client_did_not_run),
 		TEST(a_closed_session_still_waits_for_proof),
 		TEST(a_dead_process_with_an_open_socket),
 		TEST(a_childs_disconnect_changes_nothing),
