@@ -9,6 +9,11 @@
 
 /* Registration touches every page, which takes about 0.3 s for a GiB. */
 #define REQUEST_MS_MIN 60000
+/*
+ * The sockets of an agent that was killed end first; then the kernel frees its memory, and only after that the process is dead. The
+ * bench waits for the death, which proves that the agent is gone.
+ */
+#define CONFIRM_MS 10000
 /* The defaults of libdray. */
 #define RING_ENTRIES_MIN 256
 #define ARENA_BYTES_MIN (4u << 20)
@@ -65,6 +70,7 @@ static void options_of_role(const struct bench_plan *p, enum bench_role role,
 	o->socket = p->socket;
 	o->flags = DRAY_OPTION_NO_RECONNECT |
 		   (p->wait == CTL_WAIT_METHOD_SLEEP ? DRAY_OPTION_NO_SPIN : 0);
+	o->confirm_ms = CONFIRM_MS;
 	o->ring_entries = RING_ENTRIES_MIN;
 	while (o->ring_entries < p->batch)
 		o->ring_entries *= 2;
