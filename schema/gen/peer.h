@@ -20,10 +20,11 @@ struct dray_err;
 #define PMSG_SEGS_MAX 256 /* Segments of one frame. */
 #define PMSG_FRAME_BYTES_MAX 16777216 /* Payload bytes of one frame. */
 #define PMSG_FIND_MAX 4096 /* Payload bytes of one frame find. */
-#define PMSG_FIND_KEYS_MAX 16 /* Keys of one frame find. */
+#define PMSG_FIND_KEYS_MAX 16 /* Keys of one frame find without a room. */
+#define PMSG_TRAILING_KEYS_MAX 64 /* Keys of one frame find with a room. */
 #define PMSG_FOUND_BYTES_MAX 65536 /* Bytes of all objects in one frame found. */
 #define PMSG_FOUND_SEALED_MAX 16384 /* The same, if the find has a room. */
-#define PMSG_FOUND_TRAILING_MAX 4194304 /* Bytes of an object that follows one frame found. */
+#define PMSG_FOUND_TRAILING_MAX 4194304 /* Bytes of all objects that follow one frame found. */
 /* First word of stream_hello and stream_welcome, DRAS in ASCII. */
 #define PMSG_MAGIC_STREAM 0x53415244u
 #define PMSG_TOKEN_VERSION 1 /* Version of region tokens. */
@@ -42,15 +43,16 @@ enum pmsg_frame_kind {
 	PMSG_FRAME_KIND_READ_DATA = 4, /* length bytes of payload; 0 when status is not ok. */
 	/*
 	 * Asks for objects of the store, as STORE_LOOKUP with the flag bytes, whose message the
-	 * payload has: up to find_keys_max keys. slice is larger in each frame find of a stream,
-	 * and grant is 0. Sealed. Sent to agents with the feature find. Since 1.4.
+	 * payload has: up to find_keys_max keys, or trailing_keys_max with a room. slice is larger
+	 * in each frame find of a stream, and grant is 0. Sealed. Sent to agents with the feature
+	 * find. Since 1.4.
 	 */
 	PMSG_FRAME_KIND_FIND = 5,
 	/*
 	 * Answer to find: a store_found for each key, then the bytes of what is found, in a row.
 	 * busy: to be asked for by STORE_LOOKUP. Sealed; no payload when status is not ok. If the
 	 * find has a room, and what is found is more than found_sealed_max, these bytes are not in
-	 * the payload, but follow the frame, not sealed. Since 1.4.
+	 * the payload, but follow the frame, in the same order, not sealed. Since 1.4.
 	 */
 	PMSG_FRAME_KIND_FOUND = 6,
 };
@@ -134,10 +136,10 @@ const char *pmsg_check_result_name(unsigned int v); /* "?" if unknown */
 #define PMSG_FEATURE_STORE 64u
 #define PMSG_FEATURE_KEEP 128u /* STORE_KEEP, if both sides have store. Since 1.4. */
 #define PMSG_FEATURE_FIND 256u /* Frames find, if both sides have store. Since 1.4. */
-/* Frames find with a room, if both sides have find. Since 1.4. */
-#define PMSG_FEATURE_TRAILING 512u
 #define PMSG_FEATURE_RESUMED 1024u /* RESUMED. Since 1.4. */
-#define PMSG_FEATURE_ALL 2047u
+/* Frames find with a room, if both sides have find. Since 1.4. */
+#define PMSG_FEATURE_TRAILING 2048u
+#define PMSG_FEATURE_ALL 3583u
 
 /*
  * The objects are looked up again before they are read. What is on disk is busy, and is read into
@@ -1175,8 +1177,8 @@ struct pmsg_store_lookup {
 	struct dray_blob keys; /* Up to 512 keys: a byte with the length of each, then the key. */
 	uint32_t flags; /* store_lookup_flag bits. */
 	/*
-	 * Of a frame find for one key: the most bytes, up to found_trailing_max, that may follow
-	 * its answer; a larger object is busy. 0: none may.
+	 * Of a frame find: the most bytes, up to found_trailing_max, that may follow its answer; an
+	 * object for which less is left is busy. 0: none may.
 	 */
 	uint32_t room;
 };

@@ -10,6 +10,7 @@ from test_store import User, counters
 from test_store_peers import IMPATIENT, UID, agents_that_lend, pair, released, value_of  # noqa: F401 (a fixture)
 
 ONCE = {"store.keep_copies": "false"}
+ROOMY = {"limits.store_bytes": "64MiB", "limits.store_bytes_per_owner": "64MiB"}
 SIZES = (1, 4096, 16 * 1024 + 1, 64 * 1024, 64 * 1024 + 1, 300000, MIB, MIB + 1, 4 * MIB)
 
 
@@ -21,6 +22,21 @@ def found_so(reader, here, key, value):
     """The object comes on a data stream, at the latest when there is one, and neither agent waits for a processor."""
     before = found(reader)
     until(lambda: here.get(key, len(value)) == value and found(reader) > before, "the object on a data stream")
+
+
+def found_with(reader, what):
+    """How many objects have come on a data stream meanwhile."""
+    before = found(reader)
+    what()
+    return found(reader) - before
+
+
+def get_in_a_row(here, keys, size):
+    """GETs objects of this size side by side, whole and right."""
+    here.view[:len(keys) * size] = bytes(len(keys) * size)
+    got = here.store.get(here.region, [(key, [(i * size, size)]) for i, key in enumerate(keys)])
+    assert [r.status for r in got] == [Status.OK] * len(keys)
+    assert all(bytes(here.view[i * size:(i + 1) * size]) == value_of(key, size) for i, key in enumerate(keys))
 
 
 @pytest.mark.parametrize("keep", ["true", "false"])
@@ -61,15 +77,98 @@ def test_batch(pair):  # noqa: F811
             assert [r.tier for r in got] == [Tier.AGENT, Tier.MEMORY, Tier.NONE, Tier.AGENT, Tier.AGENT]
             assert bytes(here.view[:5000]) + bytes(here.view[MIB:MIB + 4000]) == value_of(b"one", 9000)
             assert bytes(here.view[4 * MIB:4 * MIB + 9000]) == value_of(b"two", 9000)
-        keys = [b"%d" % i for i in range(17)]
+
+
+@pytest.mark.parametrize("size", [100, 3000, 64 * 1024])
+def test_number_of_keys(pair, size):  # noqa: F811
+    """More than 64 keys, or 4 MiB, come by a lease. In the answer, or behind it, they are the same."""
+    owner, reader = pair(owner=ROOMY, reader=ROOMY | ONCE)
+    with User(owner, space="kv") as there, User(reader, space="kv") as here:
+        keys = [b"%d" % i for i in range(65)]
         for key in keys:
-            assert there.put(key, value_of(key, 3000)) == Status.OK
-        for n in (16, 17):
+            assert there.put(key, value_of(key, size)) == Status.OK
+        for n in (1, 2, 16, 17, 64):
+            until(lambda n=n: found_with(reader, lambda: get_in_a_row(here, keys[:n], size)) == n, "all objects on a data stream")
+        assert found_with(reader, lambda: get_in_a_row(here, keys, size)) == 0
+        released(owner)
+
+
+@pytest.mark.parametrize("keep", ["true", "false"])
+def test_many_keys(pair, keep):  # noqa: F811
+    """Some have several ranges, some are not there, or too large, or here already; places are in another order than bytes."""
+    owner, reader = pair(reader={"store.keep_copies": keep})
+    turns = iter(range(100))
+    with User(owner, space="kv") as there, User(reader, space="kv") as here:
+        def get_all():
+            turn = next(turns)
+            sizes = {b"%d %d" % (turn, i): (1, 4096, 65536, 99_999, 20_001, 300, 65_537, 16_385)[i % 8] for i in range(64)}
+            missing, wide, own = list(sizes)[5::20][:3]
+            for key, size in sizes.items():
+                if key != missing:
+                    assert (here if key == own else there).put(key, value_of(key, size)) == Status.OK
+            starts = {key: MIB * 7 - i * 110_000 for i, key in enumerate(sizes)}
+            items = [(key, [(starts[key], size - size // 3), (starts[key] + 70_000, size // 3 - (key == wide))] if size > 1000 else [(starts[key], size)])
+                     for key, size in sizes.items()]
             before = found(reader)
-            got = here.store.get(here.region, [(key, [(i * 3000, 3000)]) for i, key in enumerate(keys[:n])])
-            assert [r.status for r in got] == [Status.OK] * n
-            assert all(bytes(here.view[i * 3000:(i + 1) * 3000]) == value_of(key, 3000) for i, key in enumerate(keys[:n]))
-        assert found(reader) == before
+            got = dict(zip(sizes, here.store.get(here.region, items)))
+            count = found(reader) - before
+            assert got.pop(missing).status == Status.NOT_FOUND and got.pop(wide).status == Status.TOO_LARGE
+            assert got.pop(own).tier == Tier.MEMORY
+            assert {(r.status, r.tier) for r in got.values()} == {(Status.OK, Tier.AGENT)}
+            for key, ranges in items:
+                assert key not in got or b"".join(bytes(here.view[at:at + n]) for at, n in ranges) == value_of(key, sizes[key])
+            released(owner)
+            return count == len(got)
+
+        until(get_all, "all objects on a data stream")
+
+
+def test_batch_with_a_key_on_disk(pair, lab):  # noqa: F811
+    """All of the batch is read by a lease, after its owner has read that one."""
+    owner, reader = pair(owner={"store.disk_dir": lab.directory("disk"), "limits.store_disk_bytes": "64MiB",
+                                "limits.store_disk_bytes_per_owner": "64MiB"}, reader=ONCE)
+    keys = [b"%d" % i for i in range(20)]
+    with User(owner, space="kv") as there, User(reader, space="kv") as here:
+        assert there.put(keys[7], value_of(keys[7], 5000)) == Status.OK
+        until(lambda: counters(owner)["dray_store_disk_objects"] == 1, "it is on disk")
+        owner.ctl("store", "--evict", "16MiB", "--space", "kv")
+        for key in keys:
+            assert there.put(key, value_of(key, 5000)) == (Status.EXISTS if key == keys[7] else Status.OK)
+        get_in_a_row(here, keys, 5000)
+        # it is in memory now
+        until(lambda: found_with(reader, lambda: get_in_a_row(here, keys, 5000)) == len(keys), "all objects on a data stream")
+
+
+def spoil(agent, mark):
+    """Writes zeros over these bytes in the memory of the store."""
+    with open(f"/proc/{agent.pid}/maps") as maps, open(f"/proc/{agent.pid}/mem", "r+b", buffering=0) as memory:
+        for line in maps:
+            begin, end = (int(x, 16) for x in line.split()[0].split("-"))
+            if "dray-store" not in line:
+                continue
+            memory.seek(begin)
+            at = memory.read(end - begin).find(mark)
+            if at >= 0:
+                memory.seek(begin + at)
+                memory.write(bytes(len(mark)))
+                return
+    raise AssertionError("the bytes are not in the memory of the store")
+
+
+def test_wrong_bytes_of_one_key(pair):  # noqa: F811
+    """That key alone is corrupt, and the client's range for it is zero."""
+    owner, reader = pair(reader=ONCE)
+    size, keys = 20_000, [b"%d" % i for i in range(64)]
+    with User(owner, space="kv") as there, User(reader, space="kv") as here:
+        for key in keys:
+            assert there.put(key, value_of(key, size)) == Status.OK
+        # after which the owner knows the checksums
+        until(lambda: found_with(reader, lambda: get_in_a_row(here, keys, size)) == 64, "all objects on a data stream")
+        spoil(owner, value_of(keys[5], size)[1000:1064])
+        got = here.store.get(here.region, [(key, [(i * size, size)]) for i, key in enumerate(keys)])
+        assert [r.status for r in got] == [Status.CORRUPT if key == keys[5] else Status.OK for key in keys]
+        assert all(bytes(here.view[i * size:(i + 1) * size]) == (value_of(key, size) if key != keys[5] else bytes(size)) for i, key in enumerate(keys))
+        released(owner)
 
 
 def test_without_polling(pair):  # noqa: F811
@@ -120,26 +219,30 @@ def test_object_that_is_larger_than_the_room(pair):  # noqa: F811
             assert got.status == Status.TOO_LARGE and got.length == int(key)
 
 
+@pytest.mark.parametrize("count", [1, 64])
 @pytest.mark.parametrize("how", ["cancel", "deadline", "close"])
-def test_get_ends_while_its_bytes_come(pair, how):  # noqa: F811
+def test_get_ends_while_its_bytes_come(pair, how, count):  # noqa: F811
     """Whatever the moment is, nothing is leased afterwards, and the next one is whole."""
     owner, reader = pair(reader=ONCE)
-    value = value_of(b"key", 4 * MIB)
+    size = 4 * MIB // count
+    keys = [b"%d" % i for i in range(count)]
+    items = [(key, [(i * size, size)]) for i, key in enumerate(keys)]
     with User(owner, space="kv") as there, User(reader, space="kv") as here:
-        assert there.put(b"key", value) == Status.OK
-        found_so(reader, here, b"key", value)
+        for key in keys:
+            assert there.put(key, value_of(key, size)) == Status.OK
+        until(lambda: found_with(reader, lambda: get_in_a_row(here, keys, size)) == count, "all objects on a data stream")
         for _ in range(20):
             if how == "close":
                 with User(reader, space="kv") as other:
-                    other.store.get(other.region, [(b"key", [(0, len(value))])], wait=False)
+                    other.store.get(other.region, items, wait=False)
                 continue
-            one = here.store.get(here.region, [(b"key", [(0, len(value))])], wait=False, deadline=0.001 if how == "deadline" else None)
+            one = here.store.get(here.region, items, wait=False, deadline=0.001 if how == "deadline" else None)
             if how == "cancel":
                 one.cancel()
             else:
                 assert one.exception() is None or isinstance(one.exception(), errors.Deadline)
         released(owner)
-        found_so(reader, here, b"key", value)
+        until(lambda: found_with(reader, lambda: get_in_a_row(here, keys, size)) == count, "all objects on a data stream")
 
 
 def test_many_at_once(pair):  # noqa: F811
@@ -156,24 +259,27 @@ def test_many_at_once(pair):  # noqa: F811
             released(owner)
 
 
+@pytest.mark.parametrize("count", [1, 64])
 @pytest.mark.parametrize("who", ["owner", "reader"])
-def test_an_agent_is_killed_while_bytes_come(pair, who):  # noqa: F811
+def test_an_agent_is_killed_while_bytes_come(pair, who, count):  # noqa: F811
     """The owner holds nothing for a reader that is gone; what an owner has not sent is lost, or not found."""
     owner, reader = pair(reader=ONCE)
-    value = value_of(b"key", MIB)
+    keys, size = [b"%d" % i for i in range(count)], MIB // count
     with User(owner, space="kv") as there, User(reader, space="kv") as here:
-        assert there.put(b"key", value) == Status.OK
-        found_so(reader, here, b"key", value)
-        pending = [here.store.get(here.region, [(b"key", [(i * MIB, MIB)])], wait=False) for i in range(4)]
+        for key in keys:
+            assert there.put(key, value_of(key, size)) == Status.OK
+        until(lambda: found_with(reader, lambda: get_in_a_row(here, keys, size)) == count, "all objects on a data stream")
+        pending = [here.store.get(here.region, [(key, [(i * MIB + k * size, size)]) for k, key in enumerate(keys)], wait=False) for i in range(4)]
         (owner if who == "owner" else reader).kill()
         if who == "owner":
             for i, one in enumerate(pending):
-                got, = one.result(LIMIT)
-                assert got.status in (Status.OK, Status.LOST, Status.NOT_FOUND, Status.BUSY)
-                assert got.status != Status.OK or bytes(here.view[i * MIB:(i + 1) * MIB]) == value
+                for k, got in enumerate(one.result(LIMIT)):
+                    assert got.status in (Status.OK, Status.LOST, Status.NOT_FOUND, Status.BUSY)
+                    at = i * MIB + k * size
+                    assert got.status != Status.OK or bytes(here.view[at:at + size]) == value_of(keys[k], size)
         else:
             released(owner)
-            assert there.get(b"key") == value
+            assert all(there.get(key) == value_of(key, size) for key in keys)
     (owner if who == "owner" else reader).restart()
 
 
@@ -219,6 +325,13 @@ def test_more_than_may_be_lent(pair):  # noqa: F811
             assert got.status in (Status.OK, Status.BUSY)
             assert got.status != Status.OK or bytes(here.view[i * MIB:(i + 1) * MIB]) == value
         found_so(reader, here, b"key", value)
+        keys = [b"%d" % i for i in range(6)]
+        for key in keys:
+            assert there.put(key, value_of(key, MIB // 2)) == Status.OK
+        got = here.store.get(here.region, [(key, [(i * MIB, MIB // 2)]) for i, key in enumerate(keys)])
+        assert {r.status for r in got} <= {Status.OK, Status.BUSY}
+        for i, (key, r) in enumerate(zip(keys, got)):
+            assert r.status != Status.OK or bytes(here.view[i * MIB:][:MIB // 2]) == value_of(key, MIB // 2)
         released(owner)
 
 
@@ -297,19 +410,18 @@ def test_owner_drains(pair):  # noqa: F811
 
 def test_places_that_take_several_turns(pair):  # noqa: F811
     """Bytes that follow an answer do not wait for their place. They are read by a lease when it is there."""
-    small = {"limits.store_bytes": "16MiB", "limits.store_bytes_per_owner": "16MiB"}
-    owner, reader = pair(reader=small)
+    owner, reader = pair(owner=ROOMY)
     with User(owner, space="kv") as there, User(reader, space="kv") as here:
         for i in range(200):
             assert there.put(b"try %d" % i, value_of(i, 20000)) == Status.OK
         for i in range(8):
-            assert there.put(b"%d" % i, value_of(i, MIB)) == Status.OK
+            assert there.put(b"%d" % i, value_of(i, 2 * MIB)) == Status.OK
         for i in range(0, 8192, 512):
             here.store.put(here.region, [(b"own %d" % k, [(0, 4096)]) for k in range(i, i + 512)])
         for i in range(8):
             tries = iter(range(i * 25, i * 25 + 25))
             before = found(reader)
             until(lambda: here.get(b"try %d" % next(tries), 20000) and found(reader) > before, "an object on a data stream")
-            assert here.get(b"%d" % i, MIB) == value_of(i, MIB)
+            assert here.get(b"%d" % i, 2 * MIB) == value_of(i, 2 * MIB)
         assert counters(reader)["dray_transfers_failed_total"] == 0
         released(owner)

@@ -2200,7 +2200,7 @@ static const char *check_pmsg_hello(const void *body, size_t len)
 		return "major_max";
 	if (m.heartbeat_ms != UINT32_C(0x6d665f58))
 		return "heartbeat_ms";
-	if (m.features != UINT64_C(0x7ff))
+	if (m.features != UINT64_C(0xdff))
 		return "features";
 	if (memcmp(m.agent_id, "\222\231\240\247\256\265\274\303\312\321\330\337\346\355\364\373", 16))
 		return "agent_id";
@@ -2221,7 +2221,7 @@ static int encode_pmsg_hello(void *buf, size_t cap)
 		.major_min = UINT8_C(0x1),
 		.major_max = UINT8_C(0x1e),
 		.heartbeat_ms = UINT32_C(0x6d665f58),
-		.features = UINT64_C(0x7ff),
+		.features = UINT64_C(0xdff),
 		.agent_id = { 146, 153, 160, 167, 174, 181, 188, 195, 202, 209, 216, 223, 230, 237, 244, 251 },
 		.incarnation = UINT64_C(0xe0d9d2cbc4bdb6af),
 		.nonce = { 204, 211, 218, 225, 232, 239, 246, 253, 4, 11, 18, 25, 32, 39, 46, 53 },
@@ -4912,7 +4912,7 @@ const struct vector_poke vector_pokes[] = {
 	{ &vectors[67], "region_lost.message", 16, 1, UINT64_C(0x80), DRAY_E_INVALID },
 	{ &vectors[67], "region_lost.message", 16, 1, UINT64_C(0xff), DRAY_E_INVALID },
 	{ &vectors[68], "hello.reserved", 2, 1, UINT64_C(0xff), 0 },
-	{ &vectors[68], "hello.features", 8, 8, UINT64_C(0x800), 0 },
+	{ &vectors[68], "hello.features", 8, 8, UINT64_C(0x200), 0 },
 	{ &vectors[68], "hello.features", 8, 8, UINT64_C(0x8000000000000000), 0 },
 	{ &vectors[68], "hello.segment", 60, 1, UINT64_C(0x0), DRAY_E_INVALID },
 	{ &vectors[68], "hello.segment", 60, 1, UINT64_C(0xa), DRAY_E_INVALID },

@@ -11,6 +11,7 @@
 
 #define MIB HAND_MIB
 #define NONE UINT32_MAX
+#define OBJECTS 64
 
 static struct lab_side *const a = &hand.lab.side[0], *const b = &hand.lab.side[1];
 
@@ -48,8 +49,12 @@ static uint32_t find(struct core *c, struct peer_link *link, const uint8_t *ques
 		     uint8_t *found, size_t *ret_n, struct trailing **ret_trailing)
 {
 	struct trailing *p = calloc(1, sizeof(*p));
+	static struct iovec objects[OBJECTS];
 
 	assert_non_null(p);
+	assert_in_range(owner.n, 1, OBJECTS);
+	for (unsigned i = 0; i < owner.n; i++)
+		objects[i] = (struct iovec){ store + i * owner.each, owner.each };
 	memcpy(found, question, n);
 	*ret_n = n;
 	p->end = trailing_end;
@@ -57,7 +62,9 @@ static uint32_t find(struct core *c, struct peer_link *link, const uint8_t *ques
 		p->complete = complete;
 		found[0] ^= UINT8_MAX;
 	}
-	p->v = (struct iovec){ store, owner.n * owner.each };
+	p->v = objects;
+	p->n = owner.n;
+	p->bytes = owner.n * owner.each;
 	owner.n_made++;
 	*ret_trailing = p;
 	return 0;
@@ -81,7 +88,7 @@ struct question {
 	struct seek seek;
 	uint32_t code; /* NONE: it has not ended */
 	uint64_t follows, id;
-	uint64_t ops[4][3];
+	uint64_t ops[OBJECTS][3];
 	uint32_t n_ops;
 	struct object remote;
 	struct remote_view view;
@@ -101,7 +108,7 @@ static void take(struct seek *k)
 				  .n_ops = q->n_ops,
 				  .ops_ours = true,
 				  .outlived = true };
-	uint8_t wire[4 * DMSG_OP_SIZE];
+	uint8_t wire[OBJECTS * DMSG_OP_SIZE];
 	struct dray_err err = DRAY_ERR_NULL;
 
 	q->view = (struct remote_view){
@@ -263,6 +270,38 @@ static void test_gaps(void **state)
 		expect_taken();
 		assert_true(lab_filled(a, 0, MIB, 1));
 		assert_true(lab_filled(a, 4 * MIB, MIB, 1));
+	}
+	assert_int_equal(a->link.started, a->link.ended);
+	lab_deinit(&hand.lab);
+}
+
+/* Objects that follow each other go to places that do not, some of them whole and some not, and one in eight to none. */
+static void test_scattered(void **state)
+{
+	static const uint64_t each[] = { 1, 1000, 65536, 100001 };
+
+	lab_init(&hand.lab, 8 * MIB, 4);
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(each); i++) {
+		lab_fill(a, 0, 8 * MIB, 1);
+		answer_questions(b, OBJECTS, each[i]);
+		q->n_ops = 0;
+		for (unsigned k = 0; k < OBJECTS; k++) {
+			uint64_t *op = q->ops[q->n_ops];
+
+			if (k % 8 == 3)
+				continue;
+			op[0] = (OBJECTS - 1 - k) * (each[i] + 1);
+			op[1] = k * each[i];
+			op[2] = each[i] - (k % 8 == 5 && each[i] > 1);
+			q->n_ops++;
+		}
+		ask(OBJECTS * each[i]);
+		lab_until(&hand.lab, lab_end(a, q->id));
+		hand_expect_end(q->id, 0);
+		expect_taken();
+		for (unsigned k = 0; k < OBJECTS; k++)
+			assert_true(lab_filled(a, k * (each[i] + 1) + each[i], 1, 1));
+		assert_int_equal(owner.n_made, owner.n_ended);
 	}
 	assert_int_equal(a->link.started, a->link.ended);
 	lab_deinit(&hand.lab);
@@ -633,6 +672,7 @@ int main(void)
 		cmocka_unit_test(test_completed_in_turns),
 		cmocka_unit_test(test_not_completed),
 		cmocka_unit_test(test_gaps),
+		cmocka_unit_test(test_scattered),
 		cmocka_unit_test(test_stopped),
 		cmocka_unit_test(test_limit_of_slices),
 		cmocka_unit_test(test_lost),

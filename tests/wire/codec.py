@@ -2969,10 +2969,11 @@ PEER_MESSAGE_MAX = 65536  # Bytes of one message, header included.
 PEER_SEGS_MAX = 256  # Segments of one frame.
 PEER_FRAME_BYTES_MAX = 16777216  # Payload bytes of one frame.
 PEER_FIND_MAX = 4096  # Payload bytes of one frame find.
-PEER_FIND_KEYS_MAX = 16  # Keys of one frame find.
+PEER_FIND_KEYS_MAX = 16  # Keys of one frame find without a room.
+PEER_TRAILING_KEYS_MAX = 64  # Keys of one frame find with a room.
 PEER_FOUND_BYTES_MAX = 65536  # Bytes of all objects in one frame found.
 PEER_FOUND_SEALED_MAX = 16384  # The same, if the find has a room.
-PEER_FOUND_TRAILING_MAX = 4194304  # Bytes of an object that follows one frame found.
+PEER_FOUND_TRAILING_MAX = 4194304  # Bytes of all objects that follow one frame found.
 PEER_MAGIC_STREAM = 1396789828  # First word of stream_hello and stream_welcome, DRAS in ASCII.
 PEER_TOKEN_VERSION = 1  # Version of region tokens.
 PEER_TOKEN_SEGMENT_MAX = 108  # Bytes of the segment in a region token.
@@ -2982,13 +2983,13 @@ PEER_FRAME_KIND_READ = 2  # Segments; answered by read_data.
 PEER_FRAME_KIND_WRITE_ACK = 3  # All bytes of the slice are in place, or status has the error.
 PEER_FRAME_KIND_READ_DATA = 4  # length bytes of payload; 0 when status is not ok.
 # Asks for objects of the store, as STORE_LOOKUP with the flag bytes, whose message the payload has:
-# up to find_keys_max keys. slice is larger in each frame find of a stream, and grant is 0. Sealed.
-# Sent to agents with the feature find. Since 1.4.
+# up to find_keys_max keys, or trailing_keys_max with a room. slice is larger in each frame find of
+# a stream, and grant is 0. Sealed. Sent to agents with the feature find. Since 1.4.
 PEER_FRAME_KIND_FIND = 5
 # Answer to find: a store_found for each key, then the bytes of what is found, in a row. busy: to be
 # asked for by STORE_LOOKUP. Sealed; no payload when status is not ok. If the find has a room, and
 # what is found is more than found_sealed_max, these bytes are not in the payload, but follow the
-# frame, not sealed. Since 1.4.
+# frame, in the same order, not sealed. Since 1.4.
 PEER_FRAME_KIND_FOUND = 6
 PEER_FRAME_KIND_NAMES = {1: "write", 2: "read", 3: "write_ack", 4: "read_data", 5: "find", 6: "found"}
 
@@ -3049,9 +3050,9 @@ PEER_FEATURE_CHECK = 32  # CHECK. Since 1.4.
 PEER_FEATURE_STORE = 64  # STORE_LOOKUP, which an agent that lends nothing refuses. Since 1.4.
 PEER_FEATURE_KEEP = 128  # STORE_KEEP, if both sides have store. Since 1.4.
 PEER_FEATURE_FIND = 256  # Frames find, if both sides have store. Since 1.4.
-PEER_FEATURE_TRAILING = 512  # Frames find with a room, if both sides have find. Since 1.4.
 PEER_FEATURE_RESUMED = 1024  # RESUMED. Since 1.4.
-PEER_FEATURE_ALL = 2047
+PEER_FEATURE_TRAILING = 2048  # Frames find with a room, if both sides have find. Since 1.4.
+PEER_FEATURE_ALL = 3583
 
 # The objects are looked up again before they are read. What is on disk is busy, and is read into
 # memory meanwhile; and such lookups together lease half of what others may, so that what they hold

@@ -244,6 +244,8 @@ static inline void core_count_down(struct data_counters *c, enum dray_metric m, 
 /* Bodies of frames find and found at most, without their seals. */
 #define FIND_MAX (PMSG_FIND_MAX - SEAL_BYTES)
 #define FOUND_MAX (PMSG_FIND_KEYS_MAX * PMSG_STORE_FOUND_SIZE + PMSG_FOUND_BYTES_MAX)
+_Static_assert(PMSG_FOUND_SEALED_MAX + PMSG_TRAILING_KEYS_MAX * PMSG_STORE_FOUND_SIZE <= FOUND_MAX,
+	       "the answer to a find with a room is no longer");
 
 /* A question to a peer, from its frame find to its end. */
 struct seek {
@@ -267,9 +269,11 @@ struct seek {
 };
 #define SEEK_BROKEN UINT64_MAX
 
-/* Bytes that follow an answer, from where they lie. */
+/* Bytes that follow an answer, from where they lie: those of `v` in a row. */
 struct trailing {
-	struct iovec v;
+	const struct iovec *v;
+	unsigned n;
+	uint64_t bytes;
 	/*
 	 * Goes on with what the answer still needs, for at most *turn bytes, which are then fewer. True: `found` is complete. NULL: it is so
 	 * from the start.

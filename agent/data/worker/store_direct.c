@@ -31,7 +31,7 @@ struct direct {
 	struct fetch *fetch;   /* NULL: it has ended, or the control thread asks for it */
 	struct store_ask *ask; /* with the fetch */
 	int64_t end_ns;
-	uint32_t pending, n;
+	uint32_t pending, n, n_keys;
 	uint32_t room; /* for bytes behind the answer; 0: there are none */
 	bool failed;   /* an agent did not say all that is to be known */
 	struct question_direct questions[STORE_DIRECT_MAX];
@@ -88,19 +88,27 @@ static void go_on(struct direct *d)
 }
 
 /*
- * The bytes that follow the answer: those of the object, if they are not in it. SEEK_BROKEN: the answer names a length that the
+ * The bytes that follow the answer: those of the objects, if they are not in it. SEEK_BROKEN: the answer names lengths that the
  * agent may not send, so where the next frame begins is not known.
  */
 static uint64_t bytes_behind(const struct question_direct *q)
 {
-	struct pmsg_store_found f;
+	const struct direct *d = q->of;
+	uint64_t bytes = 0;
 
-	if (!q->of->room || q->seek.n_found != PMSG_STORE_FOUND_SIZE)
+	if (!d->room || q->seek.n_found != (size_t)d->n_keys * PMSG_STORE_FOUND_SIZE)
 		return 0;
-	pmsg_store_found_get(q->seek.found, &f);
-	if (f.answer != PMSG_STORE_ANSWER_FOUND)
-		return 0;
-	return f.length && f.length <= q->of->room ? f.length : SEEK_BROKEN;
+	for (uint32_t i = 0; i < d->n_keys; i++) {
+		struct pmsg_store_found f;
+
+		pmsg_store_found_get(q->seek.found + (size_t)i * PMSG_STORE_FOUND_SIZE, &f);
+		if (f.answer != PMSG_STORE_ANSWER_FOUND)
+			continue;
+		if (!f.length || f.length > d->room - bytes)
+			return SEEK_BROKEN;
+		bytes += f.length;
+	}
+	return bytes;
 }
 
 /* behind: the bytes that follow the answer; 0: they are in it. */
@@ -211,7 +219,7 @@ static uint64_t room_of(struct fetch *f, const struct store_ask *k)
 {
 	uint64_t room = 0;
 
-	if (k->n != k->n_asked || k->n > PMSG_FIND_KEYS_MAX || k->lease_ms || f->keeps ||
+	if (k->n != k->n_asked || k->n > PMSG_TRAILING_KEYS_MAX || k->lease_ms || f->keeps ||
 	    f->batch->call.type != DMSG_STORE_GET)
 		return UINT64_MAX;
 	for (uint32_t i = 0; i < k->n; i++)
@@ -220,10 +228,10 @@ static uint64_t room_of(struct fetch *f, const struct store_ask *k)
 	return room;
 }
 
-/* Bytes may follow the answer: one key is asked for at one agent that can send them, and no RDMA device, which is faster, reaches it. */
-static bool may_trail(struct worker *w, const struct store_ask *k)
+/* Bytes may follow the answer: one agent is asked, which can send them, and no RDMA device, which is faster, reaches it. */
+static bool may_trail(struct worker *w)
 {
-	if (!w->direct.trails || k->n != 1)
+	if (!w->direct.trails)
 		return false;
 	transports_each(&w->core, i, reaches)
 		if (w->core.transports[i]->reaches(&w->core, w->core.transport_state[i],
@@ -235,7 +243,7 @@ static bool may_trail(struct worker *w, const struct store_ask *k)
 /* The body of the frame. False: it is too long. */
 static bool find_put(struct direct *d, const struct store_ask *k)
 {
-	uint8_t keys[PMSG_FIND_KEYS_MAX * (1 + UINT8_MAX)];
+	uint8_t keys[FIND_MAX];
 	union pmsg_body m = { .store_lookup = {
 				      .uid = k->uid,
 				      .space = { k->space, (uint32_t)strlen(k->space) },
@@ -245,8 +253,11 @@ static bool find_put(struct direct *d, const struct store_ask *k)
 				      .room = d->room } };
 	int n;
 
-	for (uint32_t i = 0; i < k->n; i++)
+	for (uint32_t i = 0; i < k->n; i++) {
+		if (k->v[i].n_key >= sizeof(keys) - m.store_lookup.keys.n)
+			return false;
 		m.store_lookup.keys.n = store_asked_put(&k->v[i], keys, m.store_lookup.keys.n);
+	}
 	n = pmsg_body_encode(PMSG_STORE_LOOKUP, d->find, sizeof(d->find), 0, &m);
 	d->n_find = n > 0 ? (size_t)n : 0;
 	return n > 0;
@@ -288,13 +299,15 @@ bool direct_ask(struct fetch *f, struct store_ask *k)
 	if (!w->direct.n || w->core.now_ns < w->direct_ns)
 		return false;
 	room = room_of(f, k);
-	trails = room > PMSG_FOUND_SEALED_MAX && may_trail(w, k);
-	if (room > (trails ? PMSG_FOUND_TRAILING_MAX : PMSG_FOUND_BYTES_MAX))
+	trails = (room > PMSG_FOUND_SEALED_MAX || k->n > PMSG_FIND_KEYS_MAX) && may_trail(w);
+	if (room > (trails ? PMSG_FOUND_TRAILING_MAX : PMSG_FOUND_BYTES_MAX) ||
+	    k->n > (trails ? PMSG_TRAILING_KEYS_MAX : PMSG_FIND_KEYS_MAX))
 		return false;
 	d = calloc(1, sizeof(*d));
 	if (!d)
 		return false;
 	d->room = trails ? (uint32_t)room : 0;
+	d->n_keys = k->n;
 	k->sources = calloc(w->direct.n, sizeof(k->sources[0]));
 	if (!k->sources || !find_put(d, k)) {
 		free(d);

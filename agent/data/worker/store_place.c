@@ -273,7 +273,11 @@ static bool place_some(struct fetch *f)
 	struct store_effort *e = &f->batch->wait.effort;
 
 	/* a key that has begun to evict goes on */
-	*e = (struct store_effort){ .max = EVICTIONS_STEP, .of_key = e->of_key, .vain = e->vain };
+	*e = (struct store_effort){ .max = k->n_sources && k->sources[0].trailing ?
+						   EVICTIONS_TRAILING :
+						   EVICTIONS_STEP,
+				    .of_key = e->of_key,
+				    .vain = e->vain };
 	for (; f->placed < k->n; f->placed++) {
 		struct store_asked *v = &k->v[f->placed];
 

@@ -6,6 +6,8 @@
 
 /* Objects that a request evicts before other owners have their turn. */
 #define EVICTIONS_STEP (TURN_WORK / EVICTION_WORK)
+/* The same for places of bytes that follow an answer, which come in this turn: some 70 us. */
+#define EVICTIONS_TRAILING 256
 
 /* For one request at a time. */
 struct store_scratch {

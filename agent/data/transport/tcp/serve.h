@@ -105,11 +105,11 @@ static inline bool serve_head_gone(const struct serve *v)
 
 static inline uint64_t serve_trailing_bytes(const struct serve_frame *f)
 {
-	return f->trailing ? f->trailing->v.iov_len : 0;
+	return f->trailing ? f->trailing->bytes : 0;
 }
 
 /* serve.c */
-/* Frees the answer to a FIND, and gives back the object that follows it, when they have been sent or will not be. */
+/* Frees the answer to a FIND, and gives back the objects that follow it, when they have been sent or will not be. */
 void serve_found_free(struct serve_frame *f);
 /* The frame's memory, which is host memory, faulted. */
 void serve_frame_fault(struct serve_frame *f);

@@ -115,15 +115,19 @@ void serve_answer(struct serve *v)
 static unsigned found_payload(const struct serve_frame *f, uint64_t skip, struct iovec *iov,
 			      unsigned max)
 {
+	const struct trailing *t = f->trailing;
 	unsigned n = 0;
 
 	if (skip < f->length)
 		iov[n++] = (struct iovec){ f->found + skip, f->length - skip };
-	if (f->trailing && n < max) {
-		uint64_t skipped = skip - dray_min(skip, (uint64_t)f->length);
+	skip -= dray_min(skip, (uint64_t)f->length);
+	for (unsigned i = 0; t && i < t->n && n < max; i++) {
+		uint64_t skipped = dray_min(skip, (uint64_t)t->v[i].iov_len);
 
-		iov[n++] = (struct iovec){ (uint8_t *)f->trailing->v.iov_base + skipped,
-					   f->trailing->v.iov_len - skipped };
+		skip -= skipped;
+		if (skipped < t->v[i].iov_len)
+			iov[n++] = (struct iovec){ (uint8_t *)t->v[i].iov_base + skipped,
+						   t->v[i].iov_len - skipped };
 	}
 	return n;
 }

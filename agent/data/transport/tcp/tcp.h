@@ -164,13 +164,13 @@ struct tcp_channel {
 
 /*
  * Bytes that follow an answer: those of a transfer, which takes its slices from `ch`, and gaps between them, which are discarded. They are
- * received in parts, each a segment of a slice or a gap.
+ * received in parts, each some segments of a slice without a gap between them, or a gap.
  */
 struct tcp_trailing {
 	struct channel ch;
 	uint64_t at, left;   /* where the next part begins, and the bytes from there on */
 	uint64_t part, done; /* bytes of this part, and those of its slice before it */
-	unsigned seg;        /* of the slice */
+	unsigned seg, end;   /* of the slice: the first segment of this part, and that behind it */
 	bool active;
 };
 

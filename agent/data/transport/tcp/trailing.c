@@ -16,6 +16,19 @@ void tcp_trailing_deinit(struct tcp_requester *p)
 	channel_deinit(&p->trailing.ch);
 }
 
+/* Bytes of the slice's segments from `seg` on that follow each other without a gap, at most `max`. */
+static uint64_t run_bytes(const struct slice *s, unsigned seg, uint64_t max, unsigned *ret_end)
+{
+	uint64_t end = s->remote[seg].offset, begin = end;
+
+	for (; seg < s->n_remote && s->remote[seg].offset == end; seg++) {
+		dray_assert(s->remote[seg].length <= max - (end - begin));
+		end += s->remote[seg].length;
+	}
+	*ret_end = seg;
+	return end - begin;
+}
+
 /* Sets the next part. */
 static void next_part(struct tcp_requester *p)
 {
@@ -30,10 +43,11 @@ static void next_part(struct tcp_requester *p)
 	}
 	if (f->slice)
 		seg = &f->slice->remote[u->seg];
-	dray_assert(!seg || (seg->offset >= u->at && seg->offset - u->at <= u->left &&
-			     seg->length <= u->left - (seg->offset - u->at)));
+	dray_assert(!seg || (seg->offset >= u->at && seg->offset - u->at <= u->left));
 	p->s.sink = !seg || seg->offset > u->at;
-	u->part = !seg ? u->left : p->s.sink ? seg->offset - u->at : seg->length;
+	u->part = !seg      ? u->left :
+		  p->s.sink ? seg->offset - u->at :
+			      run_bytes(f->slice, u->seg, u->left, &u->end);
 	u->at += u->part;
 	u->left -= u->part;
 	p->s.payload_left = u->part;
@@ -65,7 +79,8 @@ void tcp_trailing_complete(struct tcp_requester *p)
 	if (!p->s.sink && f->slice) {
 		u->done += u->part;
 		/* the end of a transfer may close this stream */
-		if (++u->seg == f->slice->n_remote)
+		u->seg = u->end;
+		if (u->seg == f->slice->n_remote)
 			xfer_slice_done(c, dray_take(f->slice), 0, NULL);
 		if (p->s.state != TCP_OPEN)
 			return;
