@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rails of Soft-RoCE in the virtual machine: veth pairs with an rxe device at each end, and an agent at each end."""
 
+import mmap
 import os
 import pathlib
+import struct
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -122,6 +125,29 @@ class Rdma:
     def close(self):
         for rail in self.rails:
             rail.remove()
+
+
+class VerbsFaults:
+    """The words of tests/faults/verbs.c."""
+
+    def __init__(self, path):
+        path.write_bytes(bytes(4096))
+        with path.open("r+b") as file:
+            self.words = mmap.mmap(file.fileno(), 4096)
+        self.environment = {"LD_PRELOAD": str(harness.BUILD / "tests/faults/verbs.so"), "VERBS_FAULT_FILE": str(path)}
+
+    def gid_table_fails(self, error):
+        self.words[:4] = struct.pack("=i", error)
+
+    def registers_slowly(self, device, ms):
+        uverbs, = (p.parent.name for p in pathlib.Path("/sys/class/infiniband_verbs").glob("*/ibdev") if p.read_text().strip() == device)
+        self.words[4:12] = struct.pack("=ii", os.minor(os.stat(f"/dev/infiniband/{uverbs}").st_rdev), ms)
+
+
+@pytest.fixture
+def verbs_faults():
+    with tempfile.NamedTemporaryFile() as file:
+        yield VerbsFaults(pathlib.Path(file.name))
 
 
 def listed(agent, what):

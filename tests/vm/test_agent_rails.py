@@ -4,10 +4,8 @@
 import contextlib
 import errno
 import json
-import mmap
 import os
 import pathlib
-import struct
 import subprocess
 import tempfile
 import time
@@ -47,25 +45,6 @@ class Agent:
                     return rails
             assert time.monotonic() < end, f"the condition did not hold within {LIMIT} s:\n{self.log.read_text()}"
             time.sleep(0.05)
-
-
-class GidTable:
-    """The word of tests/faults/gid_table.c."""
-
-    def __init__(self, path):
-        path.write_bytes(bytes(4096))
-        with path.open("r+b") as file:
-            self.words = mmap.mmap(file.fileno(), 4096)
-        self.prefix = ("env", f"LD_PRELOAD={BUILD / 'tests/faults/gid_table.so'}", f"GID_TABLE_FAULT_FILE={path}")
-
-    def fails(self, error):
-        self.words[:4] = struct.pack("=i", error)
-
-
-@pytest.fixture
-def gid_table():
-    with tempfile.NamedTemporaryFile() as file:
-        yield GidTable(pathlib.Path(file.name))
 
 
 @pytest.fixture
@@ -124,28 +103,28 @@ def test_removed_device_is_released(agent):
 
 class TestGidTable:
     @pytest.fixture
-    def prefix(self, gid_table):
-        return gid_table.prefix
+    def prefix(self, verbs_faults):
+        return ("env", *(f"{name}={value}" for name, value in verbs_faults.environment.items()))
 
-    def test_known_gids_are_kept(self, agent, gid_table):
+    def test_known_gids_are_kept(self, agent, verbs_faults):
         """A failed read says nothing about the GIDs: the rail stays up, the reason is named, and the next read comes without an event."""
         run("rdma", "link", "add", "rxe7", "type", "rxe", "netdev", "d7")
         agent.until(lambda rails: usable(rails, "10.97.0.1") and rails["rxe7"]["rail_state"] == "up")
-        gid_table.fails(errno.EIO)
+        verbs_faults.gid_table_fails(errno.EIO)
         run("ip", "addr", "add", "10.98.0.1/24", "dev", "d7")
         rail = agent.until(lambda rails: "cannot be read" in rails["rxe7"]["reason"])["rxe7"]
         assert "Input/output error" in rail["reason"] and rail["rail_state"] == "up" and usable({"rxe7": rail}, "10.97.0.1")
         assert "rxe7/1 cannot be read now: Input/output error" in agent.log.read_text()
-        gid_table.fails(0)
+        verbs_faults.gid_table_fails(0)
         agent.until(lambda rails: "cannot be read" not in rails["rxe7"]["reason"])
         assert "up -> down" not in agent.log.read_text()
 
-    def test_unknown_gids_are_an_error(self, agent, gid_table):
+    def test_unknown_gids_are_an_error(self, agent, verbs_faults):
         """The rail says why it is unusable, and comes up as soon as its GIDs can be read."""
-        gid_table.fails(errno.EIO)
+        verbs_faults.gid_table_fails(errno.EIO)
         run("rdma", "link", "add", "rxe7", "type", "rxe", "netdev", "d7")
         agent.until(lambda rails: "rxe7" in rails and "cannot be read now: Input/output error" in rails["rxe7"]["rail_reason"])
-        gid_table.fails(0)
+        verbs_faults.gid_table_fails(0)
         agent.until(lambda rails: usable(rails, "10.97.0.1") and rails["rxe7"]["rail_state"] == "up")
 
 
