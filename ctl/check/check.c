@@ -18,6 +18,8 @@
 /* Both agents wait for each other, and the one that is asked checks its way back meanwhile. */
 #define CHECK_NS (60 * DRAY_NS_PER_SEC)
 #define TRIAL_NS (1 * DRAY_NS_PER_SEC)
+/* Each rail registers the memory of a trial by itself, and a busy one later than others. */
+#define LONGEST_TRIAL_NS (8 * DRAY_NS_PER_SEC)
 #define OPERATION_BYTES (1u << 20)
 #define IN_FLIGHT 4
 #define MEMORY_BYTES (4u << 20)
@@ -115,9 +117,12 @@ static int trial_failed(struct check *k, enum dray_direction direction)
 		   f.msg, 0);
 }
 
-/* A failed trial is a finding, and no failure of this program. 0; 1 with such a finding; or -1. */
+/*
+ * count: of transfers; 0: as many as end in duration_ns. A failed trial is a finding, and no failure of this program. 0; 1 with such
+ * a finding; or -1.
+ */
 static int trial(struct check *k, enum dray_direction direction, uint64_t count,
-		 struct bench_result *ret)
+		 int64_t duration_ns, struct bench_result *ret)
 {
 	const char *socket = k->ctl->values[CTL_OPTION_SOCKET];
 	struct bench_plan plan = {
@@ -129,7 +134,7 @@ static int trial(struct check *k, enum dray_direction direction, uint64_t count,
 		.batch = IN_FLIGHT,
 		.sessions = 1,
 		.count = count,
-		.duration_ns = count ? 0 : TRIAL_NS,
+		.duration_ns = duration_ns,
 		.memory = MEMORY_BYTES,
 		.wait = CTL_WAIT_METHOD_ADAPTIVE,
 		.direction = direction,
@@ -141,6 +146,11 @@ static int trial(struct check *k, enum dray_direction direction, uint64_t count,
 	if (bench_run(&plan, ret) >= 0)
 		return 0;
 	return trial_failed(k, direction) < 0 ? -1 : 1;
+}
+
+static bool is_of_lender(const struct check *k, const struct ctl_rows *paths, size_t i)
+{
+	return !strcmp(ctl_rows_text(paths, i, DRAY_DBUS_PATH_FIELD_SEGMENT), k->lender);
 }
 
 static int paths_get(struct check *k, struct ctl_rows *rows)
@@ -200,7 +210,7 @@ static int rails_add(struct check *k, const struct ctl_rows *before, int64_t ns)
 	int ret = paths_get(k, &now);
 
 	for (size_t i = 0; ret == 0 && i < now.n; i++)
-		if (!strcmp(ctl_rows_text(&now, i, DRAY_DBUS_PATH_FIELD_SEGMENT), k->lender) &&
+		if (is_of_lender(k, &now, i) &&
 		    strcmp(ctl_rows_text(&now, i, DRAY_DBUS_PATH_FIELD_STATE), "gone"))
 			ret = rail_add(k, before, &now, i, ns);
 	return ret;
@@ -222,20 +232,48 @@ static int warm_up(struct check *k, struct bench_result *r)
 	for (unsigned i = 0;; i++) {
 		struct ctl_rows paths ctl_auto_rows = CTL_ROWS_NULL;
 		bool some = false;
-		int ret = trial(k, DRAY_DIRECTION_WRITE, IN_FLIGHT, r);
+		int ret = trial(k, DRAY_DIRECTION_WRITE, IN_FLIGHT, 0, r);
 
 		if (ret == 0)
 			ret = paths_get(k, &paths);
 		if (ret != 0)
 			return ret;
 		for (size_t j = 0; j < paths.n; j++)
-			some |= !strcmp(ctl_rows_text(&paths, j, DRAY_DBUS_PATH_FIELD_SEGMENT),
-					k->lender);
+			some |= is_of_lender(k, &paths, j);
 		if (!some || r->transport == DMSG_TRANSPORT_RDMA || i == RDMA_TRIES)
 			return 0;
 		ret = ctl_interrupt_wait(k->ctl, -1, RDMA_PAUSE_NS);
 		if (ret != CTL_WAKE_TIME)
 			return ret < 0 ? -1 : ctl_failed(k->ctl, "interrupted");
+	}
+}
+
+/* A path to that agent has written nothing, and has not failed. 0, 1 or -1. */
+static int some_are_late(struct check *k, const struct ctl_rows *before)
+{
+	struct ctl_rows now ctl_auto_rows = CTL_ROWS_NULL;
+	int ret = paths_get(k, &now);
+
+	for (size_t i = 0; ret == 0 && i < now.n; i++) {
+		const char *state = ctl_rows_text(&now, i, DRAY_DBUS_PATH_FIELD_STATE);
+
+		ret = is_of_lender(k, &now, i) && strcmp(state, "failed") &&
+		      strcmp(state, "gone") && moved(&now, i) == moved_before(before, &now, i);
+	}
+	return ret;
+}
+
+/* Until each path that has not failed has written, or for the longest time. As trial(). */
+static int write_trial(struct check *k, const struct ctl_rows *before, struct bench_result *r)
+{
+	for (int64_t ns = TRIAL_NS;; ns *= 2) {
+		int ret = trial(k, DRAY_DIRECTION_WRITE, 0, ns, r);
+
+		if (ret != 0 || ns >= LONGEST_TRIAL_NS)
+			return ret;
+		ret = some_are_late(k, before);
+		if (ret <= 0)
+			return ret;
 	}
 }
 
@@ -252,13 +290,13 @@ static int trials(struct check *k)
 	if (ret == 0)
 		ret = warm_up(k, r);
 	if (ret == 0)
-		ret = trial(k, DRAY_DIRECTION_WRITE, 0, r);
+		ret = write_trial(k, &before, r);
 	if (ret == 0)
 		ret = rails_add(k, &before, r->duration_ns);
 	if (ret == 0)
 		ret = result_add(k, DRAY_DIRECTION_WRITE, r);
 	if (ret == 0)
-		ret = trial(k, DRAY_DIRECTION_READ, 0, r);
+		ret = trial(k, DRAY_DIRECTION_READ, 0, TRIAL_NS, r);
 	return ret == 0 ? result_add(k, DRAY_DIRECTION_READ, r) : ret;
 }
 
