@@ -19,7 +19,7 @@
 #define CHECK_NS (60 * DRAY_NS_PER_SEC)
 #define TRIAL_NS (1 * DRAY_NS_PER_SEC)
 /* Each rail registers the memory of a trial by itself, and a busy one later than others. */
-#define LONGEST_TRIAL_NS (8 * DRAY_NS_PER_SEC)
+#define LONGEST_TRIAL_NS (4 * DRAY_NS_PER_SEC)
 #define OPERATION_BYTES (1u << 20)
 #define IN_FLIGHT 4
 #define MEMORY_BYTES (4u << 20)
