@@ -194,9 +194,10 @@ struct dray_options {
 	 */
 	unsigned int events_max;
 	/*
-	 * How long a transfer waits for the agent's answer after its deadline has passed; and how
-	 * long a transfer, or a PUT or GET of the store, waits for proof that its memory is free
-	 * after the agent was lost. Then it is unconfirmed. Default 80.
+	 * How long a transfer waits for the agent's answer after its deadline has passed, default
+	 * 80; and how long a transfer, or a PUT or GET of the store, waits for proof that its memory
+	 * is free after the agent was lost, default 1000: a killed agent is dead only some time after
+	 * the end of its session. Then it is unconfirmed.
 	 */
 	unsigned int confirm_ms;
 	/*

@@ -23,6 +23,8 @@
 #define DEFAULT_RETRY_MAX_MS 1000
 #define DEFAULT_EVENTS 4096
 #define DEFAULT_CONFIRM_MS 80
+/* A process that was killed ends its sockets some 70 ms before it is dead where eight others want two processors. */
+#define DEFAULT_LOSS_MS 1000
 #define SPIN_MAX_NS DRAY_NS_PER_SEC
 
 static int64_t ms_or(unsigned int ms, unsigned int fallback)
@@ -110,6 +112,7 @@ static int take_options(struct dray *d, const struct dray_options *o)
 	d->retry_ns = d->retry_min_ns;
 	d->patience_ns = ms_or(o->patience_ms, 0);
 	d->proof.confirm_ns = ms_or(o->confirm_ms, DEFAULT_CONFIRM_MS);
+	d->proof.loss_ns = ms_or(o->confirm_ms, DEFAULT_LOSS_MS);
 	d->events_max = o->events_max ? o->events_max : DEFAULT_EVENTS;
 	error = take_socket(d, o->socket);
 	if (!error)

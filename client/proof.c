@@ -206,7 +206,7 @@ void dc_proof_hold_for(struct dray *d, struct request *r, struct agent *a)
 	use(r, a);
 	if (dc_proof_lends(r)) {
 		dray_heap_del(&d->proof.deadlines, &r->deadline);
-		r->deadline.key = dray_now().ns + d->proof.confirm_ns;
+		r->deadline.key = dray_now().ns + d->proof.loss_ns;
 		dray_list_move(&d->proof.held, &r->link);
 	}
 	if (a && a->dead)

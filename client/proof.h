@@ -51,7 +51,8 @@ struct proof {
 	struct dray_list held; /* requests that lend memory, in the order of their time limits */
 	uint32_t unconfirmed;  /* of those: have ended so and still wait for proof */
 	uint32_t answerable;   /* of those: the present session may answer them */
-	int64_t confirm_ns;    /* for an answer after a deadline, or for proof after a loss */
+	int64_t confirm_ns;    /* for an answer after a deadline */
+	int64_t loss_ns;       /* for proof after a loss */
 };
 
 void dc_proof_init(struct proof *p);

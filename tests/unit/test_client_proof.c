@@ -19,6 +19,8 @@
 /* Longer than any test takes. */
 #define NEVER_MS 100000
 #define CONFIRM_MS 10
+/* The default after a deadline. */
+#define DEFAULT_MS 80
 
 #define EVENTS_MAX 5
 
@@ -197,23 +199,24 @@ static void the_end_of_the_socket_is_no_proof(void **state)
 	is_confirmed(id, -DRAY_E_AGENT_RESTARTED);
 }
 
-/* The agent dies, and time passes, after the next look at the descriptors: by --wrap. */
-static bool dies_after_the_look;
+/* What the next look at the descriptors does, by --wrap: time passes behind it, and the agent dies. */
+static int64_t time_passes_ns;
+static bool agent_dies;
 
 int __real_epoll_wait(int fd, struct epoll_event *ev, int max, int timeout_ms);
 int __wrap_epoll_wait(int fd, struct epoll_event *ev, int max, int timeout_ms);
 
 int __wrap_epoll_wait(int fd, struct epoll_event *ev, int max, int timeout_ms)
 {
-	int n = __real_epoll_wait(fd, ev, max, dies_after_the_look ? 0 : timeout_ms);
-	int64_t until = dray_now().ns + CONFIRM_MS * DRAY_NS_PER_MS;
+	int n = __real_epoll_wait(fd, ev, max, time_passes_ns ? 0 : timeout_ms);
+	int64_t until = dray_now().ns + time_passes_ns;
 
-	if (!dies_after_the_look)
-		return n;
-	dies_after_the_look = false;
-	fake_do(&client_fake, kill_process_only, NULL);
-	while (dray_now().ns < until)
+	if (agent_dies)
+		fake_do(&client_fake, kill_process_only, NULL);
+	while (time_passes_ns && dray_now().ns < until)
 		;
+	time_passes_ns = 0;
+	agent_dies = false;
 	return n;
 }
 
@@ -225,8 +228,30 @@ static void proof_that_came_while_the_client_did_not_run(void **state)
 	id = submit(0);
 	fake_do(&client_fake, stop_process, NULL);
 	client_event(d, DRAY_EVENT_LOST);
-	dies_after_the_look = true;
+	time_passes_ns = CONFIRM_MS * DRAY_NS_PER_MS;
+	agent_dies = true;
 	ends(id, -DRAY_E_AGENT_RESTARTED);
+}
+
+static void the_default_is_longer_after_a_loss(void **state)
+{
+	struct dray_completion c;
+	int64_t lost;
+	uint64_t id;
+
+	begin(DRAY_OPTION_NO_RECONNECT, 0, true);
+	id = submit(0);
+	lost = dray_now().ns;
+	fake_do(&client_fake, stop_process, NULL);
+	client_event(d, DRAY_EVENT_LOST);
+	time_passes_ns = 2 * DEFAULT_MS * DRAY_NS_PER_MS;
+	dray_process(d, 0);
+	/* unless this machine has stood still */
+	if (dray_now().ns - lost < 10 * DEFAULT_MS * DRAY_NS_PER_MS)
+		assert_int_equal(dray_wait(d, id, 0, &c), -DRAY_E_TIMEOUT);
+	fake_do(&client_fake, kill_process_only, NULL);
+	assert_int_equal(dray_wait(d, id, NEVER_MS, &c), 0);
+	assert_true(c.status == -DRAY_E_AGENT_RESTARTED || c.status == -DRAY_E_UNCONFIRMED);
 }
 
 static void a_closed_session_still_waits_for_proof(void **state)
@@ -532,6 +557,7 @@ int main(void)
 		TEST(a_dead_process_is_proof),
 		TEST(the_end_of_the_socket_is_no_proof),
 		TEST(proof_that_came_while_the_client_did_not_run),
+		TEST(the_default_is_longer_after_a_loss),
 		TEST(a_closed_session_still_waits_for_proof),
 		TEST(a_dead_process_with_an_open_socket),
 		TEST(a_childs_disconnect_changes_nothing),
