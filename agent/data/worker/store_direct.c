@@ -301,7 +301,7 @@ bool direct_ask(struct fetch *f, struct store_ask *k)
 	room = room_of(f, k);
 	trails = (room > PMSG_FOUND_SEALED_MAX || k->n > PMSG_FIND_KEYS_MAX) && may_trail(w);
 	if (room > (trails ? PMSG_FOUND_TRAILING_MAX : PMSG_FOUND_BYTES_MAX) ||
-	    k->n > (trails ? PMSG_TRAILING_KEYS_MAX : PMSG_FIND_KEYS_MAX))
+	    (!trails && k->n > PMSG_FIND_KEYS_MAX))
 		return false;
 	d = calloc(1, sizeof(*d));
 	if (!d)

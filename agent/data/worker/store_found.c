@@ -76,6 +76,8 @@ static void finding_end(struct finding *f)
 static void find_all(struct store *s, struct dray_str space, const struct store_key *keys,
 		     uint64_t most, uint64_t *held, struct finding *f)
 {
+	f->bytes = 0;
+	f->busy = false;
 	for (uint32_t i = 0; i < f->n; i++) {
 		f->status[i] = store_find(s, space, keys[i], most - f->bytes, held, &f->lent[i]);
 		f->bytes += f->lent[i].bytes;
@@ -167,7 +169,7 @@ uint32_t find_answered(struct core *c, struct peer_link *link, const uint8_t *fi
 {
 	struct worker *w = worker_of(c);
 	struct store_key keys[PMSG_TRAILING_KEYS_MAX];
-	struct finding f = { .n = 0 };
+	struct finding f; /* not zeroed: it is large, and has few keys as a rule */
 	union pmsg_body m;
 	uint32_t code = may_answer(w, link);
 	uint64_t most = PMSG_FOUND_BYTES_MAX;
