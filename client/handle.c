@@ -23,7 +23,7 @@
 #define DEFAULT_RETRY_MAX_MS 1000
 #define DEFAULT_EVENTS 4096
 #define DEFAULT_CONFIRM_MS 80
-/* A process that was killed ends its sockets some 70 ms before it is dead where eight others want two processors. */
+/* Beside eight spinning processes on two processors, a killed agent was dead up to 67 ms after the end of its sockets. */
 #define DEFAULT_LOSS_MS 1000
 #define SPIN_MAX_NS DRAY_NS_PER_SEC
 

@@ -11,7 +11,7 @@
 #define REQUEST_MS_MIN 60000
 /*
  * The sockets of an agent that was killed end first; then the kernel frees its memory, and only after that the process is dead. The
- * bench waits for the death, which proves that the agent is gone.
+ * bench waits for the death, which proves that the agent is gone. Of a stopped agent, the drive reports the silence before that.
  */
 #define CONFIRM_MS 10000
 /* The defaults of libdray. */
