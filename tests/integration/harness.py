@@ -11,6 +11,7 @@ import errno
 import fcntl
 import itertools
 import json
+import mmap
 import os
 import pathlib
 import random
@@ -88,6 +89,13 @@ def golden(name, text):
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
     assert path.exists() and text == path.read_text(), f"{name} differs: rewrite it with DRAY_GOLDEN=write, and review the diff"
+
+
+def fault_words(path):
+    """The 32-bit words, all 0, of a file that a library of tests/faults maps, too."""
+    path.write_bytes(bytes(4096))
+    with path.open("r+b") as file:
+        return mmap.mmap(file.fileno(), 4096)
 
 
 def until(condition, what="the condition", limit=LIMIT):

@@ -2,14 +2,13 @@
 """Allocations and mappings of the agent fail, one after the other, while a client uses it: the client's request ends, the agent goes on."""
 
 import contextlib
-import mmap
 import struct
 
 import dray
 import harness
 import pytest
 from conftest import serves
-from harness import BUILD, DRAYD, LIMIT, MIB, ROOT, nothing_leaked, sanitized, until
+from harness import BUILD, DRAYD, LIMIT, MIB, ROOT, fault_words, nothing_leaked, sanitized, until
 from test_store import User
 from test_store_replicas import STORE, connected
 
@@ -23,9 +22,7 @@ class Failure:
     """The counter of tests/faults/no_memory.c."""
 
     def __init__(self, path):
-        path.write_bytes(bytes(4096))
-        with path.open("r+b") as file:
-            self.words = mmap.mmap(file.fileno(), 4096)
+        self.words = fault_words(path)
         self.environment = {"LD_PRELOAD": str(PRELOAD), "NO_MEMORY_FILE": str(path)}
 
     def arm(self, at, row):

@@ -9,7 +9,6 @@ has happened, apart from the times. The times are printed at the end (pytest -s)
 import contextlib
 import errno
 import math
-import mmap
 import os
 import pathlib
 import random
@@ -21,7 +20,7 @@ import time
 import harness
 import pytest
 from dray import Status, errors
-from harness import BUILD, DRAYD, LIMIT, MIB, ROOT, sanitized, until
+from harness import BUILD, DRAYD, LIMIT, MIB, ROOT, fault_words, sanitized, until
 from test_http import ask, samples, with_http
 from test_store import User
 
@@ -132,9 +131,7 @@ class Faults:
     """The words of tests/faults/disk.c."""
 
     def __init__(self, path, folder):
-        path.write_bytes(bytes(4096))
-        with path.open("r+b") as file:
-            self.words = mmap.mmap(file.fileno(), 4096)
+        self.words = fault_words(path)
         self.environment = {"LD_PRELOAD": str(PRELOAD), "DISK_FAULT_FILE": str(path), "DISK_FAULT_DIR": str(folder)}
 
     def set(self, read=0, write=0, delay_ms=0, hangs=0):

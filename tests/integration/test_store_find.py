@@ -24,19 +24,24 @@ def found_so(reader, here, key, value):
     until(lambda: here.get(key, len(value)) == value and found(reader) > before, "the object on a data stream")
 
 
-def found_with(reader, what):
-    """How many objects have come on a data stream meanwhile."""
-    before = found(reader)
-    what()
-    return found(reader) - before
-
-
 def get_in_a_row(here, keys, size):
     """GETs objects of this size side by side, whole and right."""
     here.view[:len(keys) * size] = bytes(len(keys) * size)
     got = here.store.get(here.region, [(key, [(i * size, size)]) for i, key in enumerate(keys)])
     assert [r.status for r in got] == [Status.OK] * len(keys)
     assert all(bytes(here.view[i * size:(i + 1) * size]) == value_of(key, size) for i, key in enumerate(keys))
+
+
+def found_in_a_row(reader, here, keys, size):
+    """How many of them have come on a data stream."""
+    before = found(reader)
+    get_in_a_row(here, keys, size)
+    return found(reader) - before
+
+
+def all_found(reader, here, keys, size):
+    """As found_so(), for objects side by side."""
+    until(lambda: found_in_a_row(reader, here, keys, size) == len(keys), "all objects on a data stream")
 
 
 @pytest.mark.parametrize("keep", ["true", "false"])
@@ -88,8 +93,8 @@ def test_number_of_keys(pair, size):  # noqa: F811
         for key in keys:
             assert there.put(key, value_of(key, size)) == Status.OK
         for n in (1, 2, 16, 17, 64):
-            until(lambda n=n: found_with(reader, lambda: get_in_a_row(here, keys[:n], size)) == n, "all objects on a data stream")
-        assert found_with(reader, lambda: get_in_a_row(here, keys, size)) == 0
+            all_found(reader, here, keys[:n], size)
+        assert found_in_a_row(reader, here, keys, size) == 0
         released(owner)
 
 
@@ -136,7 +141,7 @@ def test_batch_with_a_key_on_disk(pair, lab):  # noqa: F811
             assert there.put(key, value_of(key, 5000)) == (Status.EXISTS if key == keys[7] else Status.OK)
         get_in_a_row(here, keys, 5000)
         # it is in memory now
-        until(lambda: found_with(reader, lambda: get_in_a_row(here, keys, 5000)) == len(keys), "all objects on a data stream")
+        all_found(reader, here, keys, 5000)
 
 
 def spoil(agent, mark):
@@ -163,7 +168,7 @@ def test_wrong_bytes_of_one_key(pair):  # noqa: F811
         for key in keys:
             assert there.put(key, value_of(key, size)) == Status.OK
         # after which the owner knows the checksums
-        until(lambda: found_with(reader, lambda: get_in_a_row(here, keys, size)) == 64, "all objects on a data stream")
+        all_found(reader, here, keys, size)
         spoil(owner, value_of(keys[5], size)[1000:1064])
         got = here.store.get(here.region, [(key, [(i * size, size)]) for i, key in enumerate(keys)])
         assert [r.status for r in got] == [Status.CORRUPT if key == keys[5] else Status.OK for key in keys]
@@ -230,7 +235,7 @@ def test_get_ends_while_its_bytes_come(pair, how, count):  # noqa: F811
     with User(owner, space="kv") as there, User(reader, space="kv") as here:
         for key in keys:
             assert there.put(key, value_of(key, size)) == Status.OK
-        until(lambda: found_with(reader, lambda: get_in_a_row(here, keys, size)) == count, "all objects on a data stream")
+        all_found(reader, here, keys, size)
         for _ in range(20):
             if how == "close":
                 with User(reader, space="kv") as other:
@@ -242,7 +247,7 @@ def test_get_ends_while_its_bytes_come(pair, how, count):  # noqa: F811
             else:
                 assert one.exception() is None or isinstance(one.exception(), errors.Deadline)
         released(owner)
-        until(lambda: found_with(reader, lambda: get_in_a_row(here, keys, size)) == count, "all objects on a data stream")
+        all_found(reader, here, keys, size)
 
 
 def test_many_at_once(pair):  # noqa: F811
@@ -268,7 +273,7 @@ def test_an_agent_is_killed_while_bytes_come(pair, who, count):  # noqa: F811
     with User(owner, space="kv") as there, User(reader, space="kv") as here:
         for key in keys:
             assert there.put(key, value_of(key, size)) == Status.OK
-        until(lambda: found_with(reader, lambda: get_in_a_row(here, keys, size)) == count, "all objects on a data stream")
+        all_found(reader, here, keys, size)
         pending = [here.store.get(here.region, [(key, [(i * MIB + k * size, size)]) for k, key in enumerate(keys)], wait=False) for i in range(4)]
         (owner if who == "owner" else reader).kill()
         if who == "owner":

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rails of Soft-RoCE in the virtual machine: veth pairs with an rxe device at each end, and an agent at each end."""
 
-import mmap
 import os
 import pathlib
 import struct
@@ -131,9 +130,7 @@ class VerbsFaults:
     """The words of tests/faults/verbs.c."""
 
     def __init__(self, path):
-        path.write_bytes(bytes(4096))
-        with path.open("r+b") as file:
-            self.words = mmap.mmap(file.fileno(), 4096)
+        self.words = harness.fault_words(path)
         self.environment = {"LD_PRELOAD": str(harness.BUILD / "tests/faults/verbs.so"), "VERBS_FAULT_FILE": str(path)}
 
     def gid_table_fails(self, error):
