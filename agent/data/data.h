@@ -18,6 +18,7 @@
 /* Longest wait for a worker's thread to end. */
 #define WORKER_QUIT_LIMIT_NS (3 * DRAY_NS_PER_SEC)
 
+struct delegates;
 struct workshare;
 struct peer_link;
 struct store;
@@ -27,6 +28,7 @@ struct worker_pool {
 	struct worker *workers[WORKERS_MAX];
 	unsigned n;
 	struct workshare *workshare; /* NULL: each works alone */
+	struct delegates *delegates; /* likewise */
 	struct dray_map broadcasts;  /* commands that wait for answers, by object */
 	unsigned next;               /* worker to pick */
 };

@@ -44,6 +44,7 @@ struct data_phases {
 struct data_counters {
 	_Atomic uint64_t v[DRAY_METRIC_N];
 	_Atomic uint64_t errors[DRAY_ERROR_N]; /* of transfers */
+	_Atomic int64_t asked_ns;              /* when a session asked for a transfer last */
 	struct data_histogram duration[DATA_TRANSPORTS],
 		size[DATA_TRANSPORTS]; /* by enum dmsg_transport */
 	/* the same, by enum dmsg_class */

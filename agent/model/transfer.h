@@ -36,10 +36,10 @@ struct xfer_request {
 	 */
 	uint64_t (*ready)(const struct xfer *x);
 	/*
-	 * NULL, or: the bytes of this slice are in place; in any order. It ends nothing. For slices with lists of their memory. 0, or
-	 * -EFAULT: the client has taken pages from its memory.
+	 * NULL, or: the bytes of this slice are in place; in any order, and on the threads of several workers at the same time. It ends
+	 * nothing. For slices with lists of their memory. 0, or -EFAULT: the client has taken pages from its memory.
 	 */
-	int (*arrived)(struct core *c, struct xfer *x, const struct slice *s);
+	int (*arrived)(const struct xfer *x, const struct slice *s);
 	void (*ended)(struct core *c, struct xfer *x);
 	void *ended_arg; /* of all three */
 };

@@ -28,7 +28,7 @@ const struct dray_config_key dray_config_keys[DRAY_CONFIG_KEY_N] = {
 	  CONFIG_MEMBER(agent.workers), .def = "0",
 	  .allowed = "0 to 8",
 	  .min = INT64_C(0), .max = INT64_C(8),
-	  .doc = "Data workers; 0: one for each 4 CPUs of the cgroup and affinity mask." },
+	  .doc = "Data workers; 0: one for each 4 CPUs of the cgroup and affinity mask. Several share one large copy within the agent, and receive one large READ over TCP." },
 	{ .path = "agent.numa_nodes", .section = "agent", .name = "numa_nodes",
 	  .env = "DRAY_AGENT_NUMA_NODES", .type = DRAY_CONFIG_LIST,
 	  CONFIG_MEMBER(agent.numa_nodes), .def = "",

@@ -318,7 +318,10 @@ struct dray_config {
 	struct {
 		/* Directory of the agent id and the state database; locked with flock. */
 		char *state_dir;
-		/* Data workers; 0: one for each 4 CPUs of the cgroup and affinity mask. */
+		/*
+		 * Data workers; 0: one for each 4 CPUs of the cgroup and affinity mask. Several
+		 * share one large copy within the agent, and receive one large READ over TCP.
+		 */
 		int64_t workers;
 		/*
 		 * NUMA nodes whose CPUs the workers run on, in turn, such as 0, 1. Empty: the nodes

@@ -47,6 +47,8 @@ enum dray_metric {
 	DRAY_METRIC_TCP_SENT_BYTES_TOTAL, /* Payload bytes sent over TCP streams. */
 	DRAY_METRIC_TCP_RECEIVED_BYTES_TOTAL, /* Payload bytes received over TCP streams. */
 	DRAY_METRIC_TCP_STREAMS, /* Open data streams. */
+	/* Slices of large READs that another worker of this agent received. */
+	DRAY_METRIC_TCP_HELPED_SLICES_TOTAL,
 	DRAY_METRIC_TCP_STREAM_RESETS_TOTAL, /* Data streams that broke or were torn down. */
 	/* Payload bytes that peers read over Mooncake's protocol. */
 	DRAY_METRIC_MOONCAKE_SENT_BYTES_TOTAL,

@@ -18,6 +18,11 @@ SHAPES = (
     ("64 KiB scattered", 64 * c.KIB, 64, 8, 16, 0.97),
     ("4 KiB, batches of 256", 4 * c.KIB, 256, 16, 256, 0.75),
 )
+# A lone READ that several workers of the agent receive, beside a loop with a stream and a thread for each of them.
+LONE = (
+    ("2 MiB, one at a time", 2 * c.MIB, 1, 1, 1, None),
+    ("16 MiB, one at a time", 16 * c.MIB, 1, 1, 1, None),
+)
 # The same for transfers of one operation, 8 at a time, which are independent of each other. The loop has no answers to wait for, so it
 # is also compared with bare requests and answers, of which as many are in flight.
 SINGLE = (
@@ -76,12 +81,13 @@ def answers(records, loop, n_loop, engine, near, far, ops, name, shape, args):
             records.add(f"{name}, beside these", value / 1e9, "GB/s", ceiling_name=what, ceiling=ceiling / 1e9, ratio=ratio, spread=spread)
 
 
-def measure(records, agents, near, far, direction, shape):
+def measure(records, agents, near, far, direction, shape, streams=STREAMS, note=""):
     name, size, batch, depth, pieces, target = shape
+    name += note
     write = direction == "write"
     ops = c.ops_fd(c.scattered(size, near.size))
     source, target_memory, column = (near, far, "local") if write else (far, near, "remote")
-    with c.socket_loop([source], [target_memory], ops, streams=STREAMS, batch=pieces, source_column=column) as loop, \
+    with c.socket_loop([source], [target_memory], ops, streams=streams, batch=pieces, source_column=column) as loop, \
             c.client(*agents, [near], [far], ops, "--batch", batch, "--depth", depth, *["--write"] * write) as engine:
         if engine.first["transport"] != "tcp":
             raise c.CannotRun(f"the agents chose {engine.first['transport']}")
@@ -90,8 +96,8 @@ def measure(records, agents, near, far, direction, shape):
         used = Used(loop.pids), Used((engine.pid, *(a.pid for a in agents)))
         ours, bare, ratio, spread = c.pairs(lambda: used[0].rate(loop.ask("run", n)),
                                             lambda: used[1].rate(engine.ask("run", n)))
-        records.add(f"{direction} {name}", ours / 1e9, "GB/s", ceiling_name=f"bare socket loop, {STREAMS} streams",
-                    ceiling=bare / 1e9, ratio=ratio, target=(">=", target), spread=spread)
+        records.add(f"{direction} {name}", ours / 1e9, "GB/s", ceiling_name=f"bare socket loop, {streams} streams",
+                    ceiling=bare / 1e9, ratio=ratio, target=target and (">=", target), spread=spread)
         if size < 64 * c.KIB:
             records.add(f"{direction} {name}, operations", ours / size / 1e3, "k/s",
                         ceiling_name=f"bare socket loop, {STREAMS} streams", ceiling=bare / size / 1e3, ratio=ratio)
@@ -102,6 +108,20 @@ def measure(records, agents, near, far, direction, shape):
             answers(records, loop, n, engine, near, far, ops, f"{direction} {name}", shape, ["--write"] * write)
 
 
+def several_workers(lab, records, near, far):
+    """With one worker, and with as many as the agent has by default, but two at least."""
+    cpus = len(os.sched_getaffinity(0))
+    if cpus < 2:
+        print("  several workers: skipped, this machine has one CPU")
+        return
+    for workers in 1, max(2, cpus // 4):
+        agents = c.agents(lab, **{"agent.workers": workers})
+        for shape in LONE:
+            measure(records, agents, near, far, "read", shape, workers, f", {workers} worker{'s' * (workers > 1)}")
+        for agent in agents:
+            agent.stop()
+
+
 if __name__ == "__main__":
     with c.bench("tcp") as (lab, records):
         c.need_memory(3 * c.GIB)
@@ -110,5 +130,6 @@ if __name__ == "__main__":
         for shape in SHAPES + SINGLE:
             for direction in ("read", "write"):
                 measure(records, agents, near, far, direction, shape)
+        several_workers(lab, records, near, far)
         if c.which("iperf3"):
             records.add(f"iperf3, {STREAMS} streams, for comparison", statistics.median(iperf3() for _ in range(3)) / 1e9, "GB/s")

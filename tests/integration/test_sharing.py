@@ -2,9 +2,14 @@
 """How sessions share an agent. All transfers wait for the same word, so that they start together even if the client is slow.
 The tests check the order in which they end."""
 
-from harness import LIMIT, MIB, WORKERS, Side, until
+import os
+
+import pytest
+
+from harness import LIMIT, MIB, WORKERS, Side, counters, until
 
 GO = 1
+SEVERAL = WORKERS > 1 and len(os.sched_getaffinity(0)) > 1
 
 
 def order_of_ends(clients, transfers):
@@ -106,3 +111,30 @@ def test_sessions_of_one_shape_share(sides):
     finally:
         for client in clients:
             client.close()
+
+
+@pytest.mark.skipif(not SEVERAL, reason="this agent has one worker, or one CPU")
+@pytest.mark.parametrize("sides", ["tcp"], indirect=True)
+def test_workers_receive_one_read(sides):
+    """Also while others are stopped in the middle, after which the memory is the client's alone."""
+    size = 32 * MIB
+    here, there = sides(size, os.urandom(size))
+    remote = here.reach(there)
+
+    def helped():
+        before = counters(here.agent)["dray_tcp_helped_slices_total"]
+        here.view[:] = bytes(size)
+        here.client.read(here.region, remote, [(0, 0, size)]).result(LIMIT)
+        assert here.view == there.view
+        return counters(here.agent)["dray_tcp_helped_slices_total"] > before
+
+    until(helped, "a slice that the other worker has received")
+    for _ in range(20):
+        transfer = here.client.read(here.region, remote, [(0, 0, size)])
+        transfer.cancel()
+        transfer.exception(LIMIT)
+        here.view[:] = bytes(size)
+        # by the same streams, behind the answers that nobody wants any more
+        here.client.read(here.region, remote, [(0, 0, 4096)]).result(LIMIT)
+        assert not any(here.view[4096:])
+    until(helped, "a slice that the other worker has received")

@@ -159,7 +159,8 @@ void ring_rig_deinit(struct ring_rig *r)
 					 .session = handle_of(i),
 					 .code = DRAY_E_SESSION_CLOSED });
 	wait_gone(r);
-	dray_assert(worker_free(r->worker));
+	dray_assert(worker_stop(r->worker));
+	worker_release(r->worker);
 	for (unsigned i = 0; i < r->n; i++) {
 		dray_assert(r->shared[i].own.transfers == 0);
 		ring_end_free(r->ends[i]);

@@ -13,9 +13,11 @@
 
 #include "lib/fault.h"
 #include "agent/data/gpu_queue/gpu_queue.h"
+#include "agent/data/transfer/delegate.h"
 #include "agent/data/transport/rdma/rdma.h"
 #include "agent/data/transfer/object.h"
 #include "agent/data/transfer/sched.h"
+#include "agent/data/transfer/workshare.h"
 #include "agent/data/transport/gpu/gpu.h"
 #include "agent/data/transport/tcp/tcp.h"
 #include "lib/memfd.h"
@@ -186,7 +188,8 @@ static bool welcome(struct lab_side *s, int fd)
 	lab_check(!memcmp(hello.to_agent_id, s->link.agent_id, 16));
 	lab_check(hello.incarnation == s->link.peer_incarnation);
 	lab_check(hello.to_incarnation == s->link.incarnation);
-	lab_check(hello.stream_id >> 32 == other(s)->core.index);
+	lab_check(hello.stream_id >> 32 == other(s)->core.index ||
+		  (l->delegates && hello.stream_id >> 32 == l->helper.core.index));
 	lab_check(stream_hello_mac(s->link.stream_key, wire, mac) == 0);
 	lab_check(!memcmp(mac, hello.mac, 32));
 	w.stream_id = hello.stream_id;
@@ -245,6 +248,8 @@ void lab_side_turn(struct lab_side *s)
 void lab_turn(struct lab *l)
 {
 	lab_side_turn(&l->side[0]);
+	if (l->delegates && !l->helper_pauses)
+		lab_side_turn(&l->helper);
 	pump(&l->side[1]);
 	lab_side_turn(&l->side[1]);
 	pump(&l->side[0]);
@@ -277,16 +282,14 @@ int lab_listen(struct dray_addr *ret)
 	return fd;
 }
 
-static void side_init(struct lab *l, unsigned i)
+static void core_init(struct lab *l, struct lab_side *s, unsigned index)
 {
-	struct lab_side *s = &l->side[i];
 	struct core *c = &s->core;
 
 	s->lab = l;
-	s->index = i;
 	c->up = &upcalls;
 	c->counters = &s->counters;
-	c->index = 7 + i;
+	c->index = index;
 	c->now_ns = dray_now().ns;
 	c->cfg = (struct data_config){
 		.slice_size = 1 << 20,
@@ -304,6 +307,14 @@ static void side_init(struct lab *l, unsigned i)
 	lab_check(loop_init(&c->loop) == 0);
 	lab_check(objects_init(c) == 0);
 	lab_check(xfers_init(c, LAB_ENDED_MAX) == 0);
+}
+
+static void side_init(struct lab *l, unsigned i)
+{
+	struct lab_side *s = &l->side[i];
+
+	s->index = i;
+	core_init(l, s, 7 + i);
 	s->link.peer = LAB_PEER;
 	memset(s->link.agent_id, 'a' + (int)i, 16);
 	memset(s->link.peer_agent_id, 'a' + (int)!i, 16);
@@ -415,6 +426,51 @@ void lab_init(struct lab *l, uint64_t bytes, uint32_t extents)
 	lab_start(l, bytes, extents);
 }
 
+#define WORKERS 8
+#define HELPER 0
+_Static_assert(WORKERS <= WORKSHARE_MAX, "a worker without a seat");
+
+void lab_helper_start(struct lab *l)
+{
+	struct lab_side *s = &l->helper;
+	struct core *c = &s->core;
+	struct core *cores[] = { c, &l->side[0].core };
+
+	/* a side that is none of the two */
+	s->index = 2;
+	core_init(l, s, HELPER);
+	lab_check(l->side[0].core.index < WORKERS);
+	lab_check(workshare_new(&l->workshare, WORKERS, 1) == 0);
+	lab_check(delegates_new(&l->delegates, WORKERS) == 0);
+	core_count(&l->others, DRAY_METRIC_TRANSFERS_IN_FLIGHT, 1);
+	for (unsigned i = 0; i < WORKERS; i++)
+		delegates_join(l->delegates, i, &l->others);
+	for (unsigned i = 0; i < DRAY_ARRAY_SIZE(cores); i++) {
+		cores[i]->workshare = l->workshare;
+		cores[i]->delegates = l->delegates;
+		delegates_join(l->delegates, cores[i]->index, cores[i]->counters);
+	}
+	s->link = l->side[0].link;
+	lab_check(transport_tcp.init(c, &s->tcp) == 0);
+	c->transports[0] = &transport_tcp;
+	c->transport_state[c->n_transports++] = s->tcp;
+	transport_tcp.peer_up(c, s->tcp, &s->link);
+}
+
+static void helper_end(struct lab *l)
+{
+	struct lab_side *s = &l->helper;
+
+	if (!l->delegates)
+		return;
+	transport_tcp.deinit(&s->core, s->tcp);
+	xfers_deinit(&s->core);
+	objects_deinit(&s->core);
+	loop_deinit(&s->core.loop);
+	l->delegates = delegates_free(l->delegates);
+	l->workshare = workshare_free(l->workshare);
+}
+
 void lab_deinit(struct lab *l)
 {
 	for (unsigned i = 0; i < 2; i++) {
@@ -449,6 +505,7 @@ void lab_deinit(struct lab *l)
 		free(s->remote);
 		free(s->grant);
 	}
+	helper_end(l);
 	if (l->side[0].gpu_staging || l->side[1].gpu_staging)
 		lab_gpu_all_stopped();
 	for (unsigned k = 0; k < l->n_raw; k++)

@@ -80,7 +80,12 @@ struct lab_side {
 
 struct lab {
 	struct lab_side side[2];
-	int64_t skew_ns; /* added to the clock */
+	struct lab_side helper; /* another worker of side 0 (lab_helper_start) */
+	struct workshare *workshare;
+	struct delegates *delegates;
+	struct data_counters others; /* of the workers that help nobody */
+	bool helper_pauses;          /* it takes no turns */
+	int64_t skew_ns;             /* added to the clock */
 	uint32_t welcome_status;
 	bool bad_mac;
 	bool no_accept, no_welcome, hold_resets; /* the control plane does nothing */
@@ -110,6 +115,9 @@ void lab_start(struct lab *l, uint64_t bytes, uint32_t extents);
 void lab_gpu_start(struct lab_side *s);
 void lab_gpu_stop(struct lab_side *s);
 void lab_gpu_all_stopped(void);
+
+/* A worker that receives slices for side 0, with streams of its own to side 1. lab_deinit() ends it. */
+void lab_helper_start(struct lab *l);
 
 /* Commands of the control thread about a stream. */
 void lab_stream_adopt(struct lab_side *s, dray_handle peer, int fd, uint64_t id,

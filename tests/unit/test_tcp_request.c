@@ -548,7 +548,7 @@ static void test_spread(void **state)
 	hand_own_finish();
 }
 
-static int checks(struct core *c, struct xfer *x, const struct slice *s)
+static int checks(const struct xfer *x, const struct slice *s)
 {
 	return 0;
 }

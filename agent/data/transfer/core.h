@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The data plane of one worker: what transfers, the scheduler and transports share. Everything here
- * belongs to the worker's thread alone, except the counters, which the control thread reads.
+ * belongs to the worker's thread alone, except the counters, which the control thread and other workers read, and slices that another
+ * worker receives.
  *
  * A transfer (xfer) is cut into slices. A channel is where slices of one kind go: the local copier, or
  * the streams to one peer for one class. Each session has a flow on each channel it uses; a channel
@@ -34,6 +35,7 @@
 #define SLICE_SEGS_MAX PMSG_SEGS_MAX
 
 struct core;
+struct delegates;
 struct workshare;
 struct gpu_worker;
 struct stage;
@@ -97,6 +99,32 @@ struct xfer_cursor {
 	uint64_t offset; /* bytes of that operation already handed out */
 };
 
+enum delegation_state {
+	DELEGATED_NOT,
+	DELEGATED_GIVEN, /* the helper has not looked at it */
+	DELEGATED_TAKEN,
+	DELEGATED_HELD,     /* the helper may be writing to its memory */
+	DELEGATED_RECALLED, /* the helper leaves its memory alone */
+};
+
+/*
+ * A slice that another worker, a helper, receives (delegate.h). Meanwhile the helper has `link`, `id`, `posted_ns`, `retried` and `counted` of
+ * the slice, and `code`, `detail`, `faulted` and `next` of this; both change the state; what the slice names stays as it is. The rest is the worker's.
+ */
+struct delegation {
+	_Atomic uint32_t state; /* enum delegation_state */
+	uint32_t code;
+	const char *detail;
+	bool faulted;       /* its memory here */
+	struct slice *next; /* in a mailbox */
+	struct dray_list link;
+	struct xfer *xfer; /* NULL: it was recalled */
+	int64_t given_ns;
+	dray_handle peer;
+	uint64_t grant;
+	uint8_t from, to; /* its worker, and the helper */
+};
+
 struct slice {
 	struct dray_list link; /* the transport's, while it holds the slice */
 	struct xfer *xfer;     /* NULL: the transfer no longer waits for this slice */
@@ -108,7 +136,9 @@ struct slice {
 	uint64_t bytes;
 	int64_t posted_ns;
 	uint32_t end_code; /* transport gpu's, while it waits for its end */
+	bool counted;      /* arrived() of its transfer has seen it */
 	bool retried;      /* some of it was sent before, on a stream or queue pair that is dead */
+	struct delegation delegated;
 	/* for transports that walk operations (transport.h): where it begins, and how many it touches; no lists */
 	struct xfer_cursor from;
 	uint32_t n_ops;
@@ -206,7 +236,7 @@ struct xfer {
 	struct dray_list overdue;       /* from its deadline to its end */
 	/* of struct xfer_request */
 	uint64_t (*ready)(const struct xfer *x);
-	int (*arrived)(struct core *c, struct xfer *x, const struct slice *s);
+	int (*arrived)(const struct xfer *x, const struct slice *s);
 	void (*ended)(struct core *c, struct xfer *x);
 	void *ended_arg;
 	enum xfer_phase phase;
@@ -340,6 +370,7 @@ struct core {
 	void *transport_state[TRANSPORTS_MAX];
 	unsigned n_transports;
 	struct workshare *workshare; /* workers that help each other; NULL: this one works alone */
+	struct delegates *delegates; /* slices that workers receive for each other; NULL: none */
 	struct gpu_worker *gpu;      /* transport gpu's (agent/data/gpu_queue/gpu_queue.h) */
 	struct stage *stage;         /* agent/data/transport/stage/stage.h */
 };

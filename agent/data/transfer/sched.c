@@ -532,6 +532,22 @@ struct slice *sched_split(struct core *c, struct slice *s, uint64_t bytes)
 	return rest;
 }
 
+struct slice *sched_copy(struct core *c, const struct slice *s, struct xfer *x)
+{
+	struct slice *copy = slice_new(c);
+
+	if (!copy)
+		return NULL;
+	copy->xfer = x;
+	copy->at = s->at;
+	copy->bytes = s->bytes;
+	copy->n_local = s->n_local;
+	copy->n_remote = s->n_remote;
+	memcpy(copy->local, s->local, s->n_local * sizeof(s->local[0]));
+	memcpy(copy->remote, s->remote, s->n_remote * sizeof(s->remote[0]));
+	return copy;
+}
+
 void sched_recut(struct slice *s)
 {
 	struct xfer *x = s->xfer;
@@ -554,10 +570,15 @@ static void session_resume(struct core *c, struct xfer_session *s, enum dmsg_cla
 	}
 }
 
+void sched_slice_over(struct core *c, const struct xfer *x)
+{
+	if (x->session->slices[x->class]-- == c->cfg.slices_per_session)
+		session_resume(c, x->session, x->class);
+}
+
 void sched_slice_free(struct core *c, struct slice *s)
 {
-	struct xfer_session *session = s->xfer ? s->xfer->session : NULL;
-	enum dmsg_class class = s->xfer ? s->xfer->class : DMSG_CLASS_BULK;
+	const struct xfer *x = s->xfer;
 
 	dray_list_del(&s->link);
 	if (s->staged || s->window)
@@ -568,8 +589,8 @@ void sched_slice_free(struct core *c, struct slice *s)
 	} else {
 		free(s);
 	}
-	if (session && session->slices[class]-- == c->cfg.slices_per_session)
-		session_resume(c, session, class);
+	if (x)
+		sched_slice_over(c, x);
 }
 
 void sched_deinit(struct core *c)

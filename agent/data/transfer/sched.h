@@ -42,6 +42,9 @@ void sched_unpark(struct core *c, struct dray_list *parked);
  */
 struct slice *sched_split(struct core *c, struct slice *s, uint64_t bytes);
 
+/* Another slice in place of this one, whose transfer waits for the copy instead. NULL: no memory. */
+struct slice *sched_copy(struct core *c, const struct slice *s, struct xfer *x);
+
 /*
  * The operations of its transfer are in another order now: the slice, which is the first one, and none of which was sent, begins with
  * the first of them and has as many bytes as before.
@@ -57,6 +60,8 @@ void sched_dequeue(struct xfer *x);
 
 /* For xfer.c: frees the slice; its session may send another. */
 void sched_slice_free(struct core *c, struct slice *s);
+/* The session of the transfer may send another slice in place of one that is freed later. */
+void sched_slice_over(struct core *c, const struct xfer *x);
 void sched_session_deinit(struct xfer_session *s);
 void sched_deinit(struct core *c);
 

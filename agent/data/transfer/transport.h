@@ -4,7 +4,7 @@
  * allocates on the data path, nothing logs.
  *
  * Rules for every transport:
- * - A slice taken from sched_next() ends with exactly one xfer_slice_done().
+ * - A slice taken from sched_next() ends with exactly one xfer_slice_done(), or xfer_slice_recalled() if another worker has it.
  * - xfer_slice_done() is called only when this side can no longer read or write a byte of the slice. If a
  *   WRITE fails with any code except peer_lost, the remote side can no longer write a byte of it either. Engines with
  *   Mooncake are excepted: their protocol over TCP cannot recall what was sent, so a WRITE that stops may still be carried

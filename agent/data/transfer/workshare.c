@@ -187,6 +187,27 @@ void workshare_publish(struct workshare *c, unsigned worker, struct workshare_jo
 	}
 }
 
+unsigned workshare_helpers(const struct workshare *c)
+{
+	return c->helpers;
+}
+
+unsigned workshare_workers(const struct workshare *c)
+{
+	return c->n;
+}
+
+bool workshare_call(struct workshare *c, unsigned worker)
+{
+	struct seat *s = &c->seats[worker];
+	bool sleeps = atomic_load_explicit(&s->sleeping, memory_order_seq_cst) &&
+		      atomic_exchange_explicit(&s->sleeping, false, memory_order_acq_rel);
+
+	if (sleeps)
+		dray_wake(s->wake_fd);
+	return sleeps;
+}
+
 void workshare_wake(struct workshare *c, unsigned worker, const struct workshare_job *j,
 		    unsigned tasks)
 {
@@ -194,14 +215,9 @@ void workshare_wake(struct workshare *c, unsigned worker, const struct workshare
 
 	for (unsigned k = 1; k < c->n && left; k++) {
 		unsigned i = (worker + k) % c->n;
-		struct seat *s = &c->seats[i];
 
-		if (!suits(c, worker, i, j) ||
-		    !atomic_load_explicit(&s->sleeping, memory_order_seq_cst) ||
-		    !atomic_exchange_explicit(&s->sleeping, false, memory_order_acq_rel))
-			continue;
-		left--;
-		dray_wake(s->wake_fd);
+		if (suits(c, worker, i, j) && workshare_call(c, i))
+			left--;
 	}
 }
 

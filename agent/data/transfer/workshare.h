@@ -102,3 +102,8 @@ void workshare_leave(struct workshare *c, bool *member);
 /* The worker is about to sleep and will be woken for a job that it suits. True: there is such a job now. */
 bool workshare_sleep(struct workshare *c, unsigned worker);
 void workshare_awake(struct workshare *c, unsigned worker);
+/* The number of workers, and how many may help at the same time, at most. */
+unsigned workshare_workers(const struct workshare *c);
+unsigned workshare_helpers(const struct workshare *c);
+/* Any worker: wakes this one if it sleeps or is about to: true. It sees what the caller has stored before with sequential consistency. */
+bool workshare_call(struct workshare *c, unsigned worker);

@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "agent/data/transfer/delegate.h"
 #include "agent/data/transfer/object.h"
 #include "agent/data/transfer/ops_sort.h"
 #include "agent/data/transfer/owner.h"
@@ -396,15 +397,35 @@ void xfer_note_gpu_way(struct xfer *x, enum dmsg_gpu_way way)
 		x->gpu_way = (uint8_t)(x->gpu_way && x->gpu_way != way ? DMSG_GPU_WAY_MIXED : way);
 }
 
+/* This worker has received the slice for another one. */
+static void finish_delegated(struct core *c, struct slice *s, uint32_t code, const char *detail)
+{
+	/* the transfer does not end while the slice is held */
+	if (!code && !delegate_hold(s))
+		code = DRAY_E_CANCELLED;
+	if (!code) {
+		const struct xfer *x = s->delegated.xfer;
+
+		s->counted = x->arrived;
+		s->delegated.faulted = x->arrived && x->arrived(x, s) < 0;
+	}
+	delegate_return(c, s, code, detail);
+}
+
 void xfer_slice_done(struct core *c, struct slice *s, uint32_t code, const char *detail)
 {
 	struct xfer *x = s->xfer;
 	uint64_t bytes = s->bytes;
 
 	c->moved_ns = c->now_ns;
+	if (slice_is_delegated(s)) {
+		finish_delegated(c, s, code, detail);
+		return;
+	}
 	if (x)
 		x->n_resent += s->retried;
-	if (x && !code && x->arrived && x->arrived(c, x, s) < 0) {
+	if (x && !code &&
+	    (s->delegated.faulted || (!s->counted && x->arrived && x->arrived(x, s) < 0))) {
 		xfer_memory_fault(c, x->local->view->session);
 		code = DRAY_E_REGION_FAULT;
 		detail = XFER_FAULT_DETAIL;
@@ -431,12 +452,23 @@ void xfer_slice_done(struct core *c, struct slice *s, uint32_t code, const char 
 		xfer_complete(c, x);
 }
 
+void xfer_slice_recalled(struct core *c, struct slice *s, uint32_t code)
+{
+	struct xfer *x = dray_take(s->delegated.xfer);
+
+	sched_slice_over(c, x);
+	if (x->state != XFER_STOPPING)
+		xfer_stop(c, x, code, NULL, false);
+	if (!--x->slices)
+		xfer_end(c, x);
+}
+
 void xfer_slices_end(struct core *c, struct dray_list *slices, uint32_t code)
 {
 	struct slice *s;
 
 	while ((s = dray_list_pop(slices, struct slice, link))) {
-		uint32_t own = s->xfer->code ? s->xfer->code : DRAY_E_CANCELLED;
+		uint32_t own = s->xfer && s->xfer->code ? s->xfer->code : DRAY_E_CANCELLED;
 
 		xfer_slice_done(c, s, code ? code : own, NULL);
 	}

@@ -54,9 +54,11 @@ void xfer_session_stop(struct core *c, struct xfer_session *s, uint32_t code);
 
 /*
  * The transport is done with the slice, which is freed. code 0: all its bytes are in place. Any other code ends the
- * transfer.
+ * transfer. A slice of another worker goes back to it.
  */
 void xfer_slice_done(struct core *c, struct slice *s, uint32_t code, const char *detail);
+/* The same for a slice that was recalled from a helper (delegate.h): it is freed when it comes back. Not code 0. */
+void xfer_slice_recalled(struct core *c, struct slice *s, uint32_t code);
 /* Sorts its operations, as ops_sort(). None of its slices has moved; what they mean is the caller's business (sched_recut()). */
 bool xfer_sort_ops(struct core *c, struct xfer *x, bool local);
 /* A GPU copies bytes of the transfer so. NULL: does nothing. */

@@ -532,6 +532,7 @@ int xfer_start(struct core *c, struct xfer_session *s, const struct xfer_request
 	int ret;
 
 	c->moved_ns = c->now_ns;
+	atomic_store_explicit(&c->counters->asked_ns, c->now_ns, memory_order_relaxed);
 	ret = request_check(r, reterr);
 	if (ret < 0)
 		goto refused;

@@ -132,10 +132,10 @@ int worker_make(struct worker **ret, unsigned index, const struct data_config *c
 int worker_start(struct worker *w, struct dray_err *reterr);
 
 /*
- * Sends COMMAND_QUIT, joins, frees. Sessions must be gone. False: the thread does not end (a debugger holds it,
+ * Sends COMMAND_QUIT, and joins the thread if there is one. Sessions must be gone. False: the thread does not end (a debugger holds it,
  * or a device); it and all that it may look at are left to the end of the process.
  */
-bool worker_free(struct worker *w);
+bool worker_stop(struct worker *w);
 
 /* Frees a worker whose thread has ended or was never started. */
 void worker_release(struct worker *w);

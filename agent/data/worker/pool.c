@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "agent/data/transfer/delegate.h"
 #include "agent/data/transfer/transport.h"
 #include "agent/data/transfer/workshare.h"
 #include "agent/data/worker/internal.h"
@@ -47,6 +48,9 @@ static int workshare_up(struct worker_pool *p, struct dray_err *reterr)
 	if (ret < 0)
 		return dray_err_set(reterr, ret, DRAY_E_NO_MEMORY,
 				    "no memory for work that workers share");
+	if (delegates_new(&p->delegates, p->n) < 0)
+		return dray_err_set(reterr, -ENOMEM, DRAY_E_NO_MEMORY,
+				    "no memory for slices that workers receive for each other");
 	for (unsigned i = 0; i < p->n; i++) {
 		ret = workshare_join(p->workshare, i, p->workers[i]->command_fd);
 		if (ret < 0)
@@ -55,6 +59,8 @@ static int workshare_up(struct worker_pool *p, struct dray_err *reterr)
 				"cannot duplicate the descriptor that wakes worker %u: %s", i,
 				dray_errno_text(ret));
 		p->workers[i]->core.workshare = p->workshare;
+		delegates_join(p->delegates, i, &p->workers[i]->counters);
+		p->workers[i]->core.delegates = p->delegates;
 	}
 	return 0;
 }
@@ -114,14 +120,18 @@ bool pool_stop(struct worker_pool *p)
 {
 	bool ended = true;
 
+	for (unsigned i = 0; i < p->n; i++)
+		ended &= worker_stop(p->workers[i]);
+	/* workers look at each other until the last one has ended */
 	for (unsigned i = 0; i < p->n; i++) {
-		if (!worker_free(p->workers[i]))
-			ended = false;
+		if (ended)
+			worker_release(p->workers[i]);
 		p->workers[i] = NULL;
 	}
 	p->n = 0;
 	/* a worker that did not end may still read it */
 	p->workshare = ended ? workshare_free(p->workshare) : NULL;
+	p->delegates = ended ? delegates_free(p->delegates) : NULL;
 	dray_map_for_each(&p->broadcasts, b, struct broadcast, node)
 		broadcast_free(p, b, false);
 	dray_map_deinit(&p->broadcasts);

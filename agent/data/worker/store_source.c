@@ -116,7 +116,8 @@ static void source_arrived(struct fetch *f, const struct reading *r)
 	f->batch->agents_ns = dray_now().ns;
 	for (uint32_t i = 0; i < f->ask->n; i++)
 		if (f->landings[i].wanted && f->ask->v[i].source == f->source)
-			place_arrived(f, i, next++->crc);
+			place_arrived(f, i,
+				      atomic_load_explicit(&next++->crc, memory_order_relaxed));
 }
 
 /* Its bytes came with the answer to the lookup. */
@@ -170,7 +171,7 @@ static uint32_t request_code(const struct fetch *f, const struct xfer *x)
 	return x->code == DRAY_E_CANCELLED || x->code == DRAY_E_SESSION_CLOSED ? x->code : 0;
 }
 
-static int slice_arrived(struct core *c, struct xfer *x, const struct slice *s)
+static int slice_arrived(const struct xfer *x, const struct slice *s)
 {
 	const struct fetch *f = x->ended_arg;
 

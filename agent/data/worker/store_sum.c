@@ -46,7 +46,9 @@ static void add(void *arg)
 			uint32_t crc = dray_crc32c(0, p, bytes);
 
 			at += bytes;
-			v->crc ^= dray_crc32c_combine(crc, 0, v->end - at);
+			/* relaxed: whoever ends the slice orders it before the sum is read */
+			atomic_fetch_xor_explicit(&v->crc, dray_crc32c_combine(crc, 0, v->end - at),
+						  memory_order_relaxed);
 			p += bytes;
 			left -= bytes;
 			v += at == v->end;

@@ -132,15 +132,13 @@ int worker_start(struct worker *w, struct dray_err *reterr)
 	return 0;
 }
 
-bool worker_free(struct worker *w)
+bool worker_stop(struct worker *w)
 {
 	struct dray_timeout timeout = dray_timeout_start(WORKER_QUIT_LIMIT_NS);
 	struct event ev;
 
-	if (!w->started) {
-		worker_release(w);
+	if (!w->started)
 		return true;
-	}
 	worker_post(w, &(struct command){ .type = COMMAND_QUIT });
 	/* keeps both rings moving until EVENT_QUIT, so that neither side waits for the other */
 	for (bool quit = false; !quit;) {
@@ -166,7 +164,6 @@ bool worker_free(struct worker *w)
 			store_ask_free(ev.ask);
 	}
 	pthread_join(w->thread, NULL);
-	worker_release(w);
 	return true;
 }
 

@@ -72,16 +72,16 @@ static void count_awaited(struct tcp_requester *p)
 
 static void enqueue(struct tcp_requester *p, struct slice *s)
 {
-	const struct remote_view *remote = object_remote(s->xfer->remote);
 	struct tcp *t = p->s.tcp;
 	struct tcp_frame *f = tcp_frame_at(p, p->tail);
-	bool write = s->xfer->direction == DMSG_DIRECTION_WRITE;
+	/* without a transfer: a READ of another worker's */
+	bool write = s->xfer && s->xfer->direction == DMSG_DIRECTION_WRITE;
 	uint8_t *head = p->heads + p->heads_used;
 	struct pmsg_frame wire = {
 		.kind = write ? PMSG_FRAME_KIND_WRITE : PMSG_FRAME_KIND_READ,
 		.segs = s->n_remote,
 		.slice = s->id,
-		.grant = remote->grant,
+		.grant = s->xfer ? object_remote(s->xfer->remote)->grant : s->delegated.grant,
 		.length = s->bytes,
 	};
 
@@ -422,6 +422,25 @@ static void answer_advance(struct tcp_stream *s, uint64_t n)
 {
 }
 
+static bool answer_hold(struct tcp_stream *s)
+{
+	struct tcp_frame *f = requester_of(s)->rx;
+
+	if (!f->slice || !slice_is_delegated(f->slice) || delegate_hold(f->slice))
+		return true;
+	s->sink = true;
+	delegate_return(s->tcp->c, dray_take(f->slice), DRAY_E_CANCELLED, NULL);
+	return false;
+}
+
+static void answer_release(struct tcp_stream *s)
+{
+	struct slice *slice = requester_of(s)->rx->slice;
+
+	if (slice && slice_is_delegated(slice))
+		delegate_release(slice);
+}
+
 static void answer_fault(struct tcp_stream *s)
 {
 	struct tcp_requester *p = requester_of(s);
@@ -430,6 +449,11 @@ static void answer_fault(struct tcp_stream *s)
 
 	s->sink = true;
 	p->rx->slice = NULL;
+	if (slice_is_delegated(slice)) {
+		slice->delegated.faulted = true;
+		delegate_return(c, slice, 0, NULL);
+		return;
+	}
 	xfer_memory_fault(c, slice->xfer->local->view->session);
 	xfer_slice_done(c, slice, DRAY_E_REGION_FAULT, XFER_FAULT_DETAIL);
 }
@@ -505,12 +529,15 @@ void tcp_requester_lose(struct tcp_stream *stream)
 			continue;
 		}
 		s->retried |= !untouched;
-		if (!untouched && tcp_frame_at(p, i)->kind == PMSG_FRAME_KIND_WRITE)
+		if (slice_is_delegated(s))
+			delegate_return(c, s, DELEGATE_AGAIN, NULL);
+		else if (!untouched && tcp_frame_at(p, i)->kind == PMSG_FRAME_KIND_WRITE)
 			dray_list_add(&p->waiting, &s->link);
 		else
 			dray_list_add(slice_wanted(s) ? &ch->ch.retry : &over, &s->link);
 	}
 	tcp_frames_forget(p);
+	tcp_helper_return_unsent(ch);
 	tcp_channel_pull_later(ch);
 	tcp_event(t, EVENT_STREAM_LOST, ch->peer->link->peer, p->s.id);
 	tcp_seeks_end(ch->peer, &seeks, DRAY_E_PEER_LOST);
@@ -562,7 +589,7 @@ static void requester_tick(struct tcp_stream *s)
 	for (uint32_t i = p->head; i != p->tail; i++) {
 		const struct slice *slice = tcp_frame_at(p, i)->slice;
 
-		if (slice && !slice_wanted(slice))
+		if (slice && !slice_is_delegated(slice) && !slice_wanted(slice))
 			limit = dray_min(limit, slice->posted_ns + c->cfg.slice_timeout_ns);
 	}
 	if (c->now_ns >= limit)
@@ -642,7 +669,8 @@ bool tcp_seek(struct core *c, void *state, dray_handle handle, struct seek *k)
 	return true;
 }
 
-bool tcp_channel_pull(struct tcp_channel *ch, struct tcp_budget *b)
+/* aside: sessions whose READs are enough. True: the budget ended it. */
+static bool pull(struct tcp_channel *ch, struct tcp_budget *b, struct dray_list *aside)
 {
 	struct core *c = tcp_of(ch)->c;
 	struct tcp_requester *p;
@@ -656,6 +684,7 @@ bool tcp_channel_pull(struct tcp_channel *ch, struct tcp_budget *b)
 		if (b->left <= 0)
 			return true;
 		tcp_connect(ch);
+		tcp_helpers_feed(ch, aside);
 		p = idle_stream(ch);
 		/* Otherwise the first stream that becomes idle or opens queues the channel again. */
 		if (!p || !batch_fill(p))
@@ -665,9 +694,20 @@ bool tcp_channel_pull(struct tcp_channel *ch, struct tcp_budget *b)
 	}
 }
 
+bool tcp_channel_pull(struct tcp_channel *ch, struct tcp_budget *b)
+{
+	struct dray_list aside = DRAY_LIST_INIT(aside);
+	bool more = pull(ch, b, &aside);
+
+	sched_go_on(&aside);
+	return more;
+}
+
 const struct tcp_side tcp_requester_side = {
 	.head = answer_head,
 	.blocked = answer_blocked,
+	.hold = answer_hold,
+	.release = answer_release,
 	.gather = answer_gather,
 	.advance = answer_advance,
 	.fault = answer_fault,

@@ -68,6 +68,7 @@ void tcp_channel_stop(struct core *c, void *state, struct xfer *x, bool urgent)
 	struct dray_list over = DRAY_LIST_INIT(over);
 	struct tcp_requester *torn;
 
+	tcp_helpers_stop(ch, x, DRAY_E_CANCELLED);
 	stage_channel_stop(c, &ch->ch, x, urgent, &over);
 	while ((torn = stop_until_torn(ch, x, urgent, &over)))
 		tcp_requester_lose(&torn->s);
@@ -100,6 +101,7 @@ void tcp_channel_close(struct tcp_channel *ch, uint32_t code)
 	struct dray_list over = DRAY_LIST_INIT(over), seeks = DRAY_LIST_INIT(seeks);
 	struct core *c = tcp_of(ch)->c;
 
+	tcp_helpers_stop(ch, NULL, code);
 	stage_channel_stop(c, &ch->ch, NULL, true, &over);
 	dray_list_for_each(&ch->lost, p, struct tcp_requester, s.peer_link) {
 		dray_list_splice(&over, &p->waiting);

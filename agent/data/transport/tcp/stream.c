@@ -206,19 +206,29 @@ void tcp_count_sent(struct tcp_stream *s, uint64_t payload)
 	atomic_fetch_add_explicit(&s->peer->link->bytes_sent, payload, memory_order_relaxed);
 }
 
+/* True until release(): payload may be written to its place. False: it is discarded from now on. */
+static bool hold(struct tcp_stream *s)
+{
+	return !s->side->hold || s->side->hold(s);
+}
+
+static void release(struct tcp_stream *s)
+{
+	if (s->side->release)
+		s->side->release(s);
+}
+
 /* Copies payload from the receive buffer to its place. */
 static void copy_buffered(struct tcp_stream *s)
 {
 	uint64_t n = dray_min(s->payload_left, (uint64_t)(s->in_wr - s->in_rd));
 	uint64_t done = 0;
 
-	while (done < n && !s->sink) {
+	while (done < n && !s->sink && hold(s)) {
 		struct iovec *iov = s->tcp->iov;
 		uint64_t bytes;
 		unsigned k = s->side->gather(s, iov, TCP_IOV, &bytes);
 
-		if (!k)
-			break;
 		for (unsigned i = 0; i < k && done < n; i++) {
 			uint64_t piece = dray_min((uint64_t)iov[i].iov_len, n - done);
 
@@ -230,6 +240,9 @@ static void copy_buffered(struct tcp_stream *s)
 			s->payload_left -= piece;
 			done += piece;
 		}
+		release(s);
+		if (!k)
+			break;
 	}
 	/* A sink discards the rest, also after a fault. Otherwise the rest waits for a place. */
 	if (s->sink)
@@ -340,7 +353,9 @@ static bool receive_once(struct tcp_stream *s, struct tcp_budget *b)
 	uint64_t payload = 0, room = 0, got;
 	unsigned k = 0;
 	ssize_t n;
+	bool held;
 
+	held = s->payload_left && !s->sink && hold(s);
 	if (s->payload_left)
 		k = s->sink ? gather_sink(s, t->iov, TCP_IOV - 1, &payload) :
 			      s->side->gather(s, t->iov, TCP_IOV - 1, &payload);
@@ -353,6 +368,8 @@ static bool receive_once(struct tcp_stream *s, struct tcp_budget *b)
 	/* One place alone is cheaper without a header and a list that the kernel copies. */
 	n = k == 1 ? recv(s->fd, t->iov->iov_base, t->iov->iov_len, MSG_DONTWAIT) :
 		     recvmsg(s->fd, &msg, MSG_DONTWAIT);
+	if (held)
+		release(s);
 	b->left -= TCP_CALL_COST;
 	if (n <= 0) {
 		if (n < 0 && errno == EINTR)

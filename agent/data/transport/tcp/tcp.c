@@ -38,8 +38,9 @@ static int tcp_init(struct core *c, void **ret_state)
 	if (!t)
 		return -ENOMEM;
 	t->c = c;
-	t->timer_ns = INT64_MAX;
+	t->timer_ns = t->helped_ns = INT64_MAX;
 	dray_list_init(&t->peer_list);
+	dray_list_init(&t->helped);
 	dray_list_init(&t->streams);
 	dray_list_init(&t->serving);
 	dray_list_init(&t->parked);
@@ -82,6 +83,8 @@ static void tcp_peer_up(struct core *c, void *state, struct peer_link *link)
 				   &peer->staged[STAGE_OWN], &ch->pull_link, &t->pulling[k]);
 		ch->peer = peer;
 		ch->ch.direct.checked_max = TCP_CHECKED_MAX;
+		dray_list_init(&ch->helpers.link);
+		dray_list_init(&ch->helpers.slices);
 		dray_list_init(&ch->streams);
 		dray_list_init(&ch->lost);
 	}
@@ -90,8 +93,10 @@ static void tcp_peer_up(struct core *c, void *state, struct peer_link *link)
 
 static void peer_free(struct tcp_peer *peer)
 {
-	for (unsigned i = 0; i < 2; i++)
+	for (unsigned i = 0; i < 2; i++) {
+		dray_list_del(&peer->channels[i].helpers.link);
 		stage_channel_deinit(&peer->channels[i].ch);
+	}
 	dray_list_del(&peer->peers_link);
 	dray_slots_set(&peer->tcp->peers, peer->link->peer, NULL);
 	free(peer);
@@ -231,6 +236,8 @@ static bool tcp_progress(struct core *c, void *state)
 
 	/* Transport gpu's turn, just before this one, has ended copies and found room for others. */
 	stage_progress(c);
+	if (c->delegates && delegates_wait(c))
+		tcp_helpers_progress(t);
 	if (is_idle(t))
 		return false;
 	tcp_free_closed(t);
@@ -255,13 +262,20 @@ static int64_t next_tick(const struct tcp *t)
 	for (unsigned i = 0; i < 2; i++)
 		if (!dray_list_empty(&t->ready[i]) || !dray_list_empty(&t->pulling[i]))
 			return t->c->now_ns;
-	return t->timer_ns;
+	return dray_min(t->timer_ns, t->helped_ns);
+}
+
+static bool tcp_announce(struct core *c, void *state)
+{
+	return c->delegates && delegates_wait(c);
 }
 
 static int64_t tcp_tick(struct core *c, void *state)
 {
 	struct tcp *t = state;
 
+	if (c->now_ns >= t->helped_ns)
+		tcp_helpers_tick(t);
 	if (c->now_ns < t->timer_ns)
 		return next_tick(t);
 	t->timer_ns = INT64_MAX;
@@ -309,6 +323,7 @@ const struct transport_ops transport_tcp = {
 	.adopt = tcp_adopt,
 	.kick = stage_channel_kick,
 	.progress = tcp_progress,
+	.announce = tcp_announce,
 	.stop = tcp_channel_stop,
 	.drop = tcp_serve_drop,
 	.tick = tcp_tick,

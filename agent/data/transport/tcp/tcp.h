@@ -22,8 +22,10 @@
 #pragma once
 
 #include "agent/data/transfer/object.h"
+#include "agent/data/transfer/delegate.h"
 #include "agent/data/transfer/sched.h"
 #include "agent/data/transfer/transport.h"
+#include "agent/data/transfer/workshare.h"
 #include "agent/data/transfer/xfer.h"
 #include "agent/data/transport/stage/channel.h"
 #include "agent/model/peer_link.h"
@@ -78,6 +80,9 @@ struct tcp_side {
 			   uint64_t *ret_bytes);
 	/* n more bytes of the payload are in place. */
 	void (*advance)(struct tcp_stream *s, uint64_t n);
+	/* True until release(): the places of gather() may be written to. False: no longer, and s->sink is set. May be NULL. */
+	bool (*hold)(struct tcp_stream *s);
+	void (*release)(struct tcp_stream *s);
 	/* The payload's place faulted: sets s->sink. */
 	void (*fault)(struct tcp_stream *s);
 	/* The last byte of payload is in place or discarded. Sets payload_left again if there is more. */
@@ -148,6 +153,13 @@ struct tcp_fails {
 	int64_t since_ns;
 };
 
+/* Slices of the channel that other workers have. */
+struct tcp_helpers {
+	struct dray_list link; /* on tcp->helped while there are some, and for a while afterwards */
+	struct dray_list slices;         /* the oldest first; by delegated.link */
+	int64_t again_ns[WORKSHARE_MAX]; /* the worker gets none before */
+};
+
 struct tcp_channel {
 	struct stage_channel ch; /* first */
 	struct tcp_peer *peer;
@@ -157,6 +169,7 @@ struct tcp_channel {
 	uint32_t n_streams, n_open;
 	struct tcp_fails refused, lacking; /* the path or the peer; this agent lacked something */
 	int64_t connect_ns;                /* earliest next attempt */
+	struct tcp_helpers helpers;
 };
 
 /* Room for the heads of a batch. A slice joins it while the longest head still fits. */
@@ -214,8 +227,10 @@ struct tcp {
 	struct dray_list ready[2], pulling[2]; /* by class */
 	struct dray_list parked;               /* streams to look at again in the next turn */
 	struct dray_list closed;
-	int64_t latency_ns; /* bulk turns are short until then */
-	int64_t timer_ns;   /* next time that tick() has work */
+	int64_t latency_ns;      /* bulk turns are short until then */
+	int64_t timer_ns;        /* next time that tick() has work */
+	struct dray_list helped; /* struct tcp_channel: helpers have slices of it */
+	int64_t helped_ns;       /* next time to look at these slices */
 	uint64_t next_stream;
 	uint8_t **pool; /* free buffers, the last used one at the end */
 	uint32_t pool_n, pool_cap, pool_size, pool_low;
@@ -316,6 +331,21 @@ void tcp_seeks_end(struct tcp_peer *peer, struct dray_list *over, uint32_t code)
 bool tcp_channel_pull(struct tcp_channel *ch, struct tcp_budget *b);
 /* Closes an open stream. Its slices wait for the owner, are sent again, or end. */
 void tcp_requester_lose(struct tcp_stream *stream);
+
+/* helpers.c: slices that other workers receive. */
+/*
+ * Gives slices of large READs to helpers, as many as they should have. Sessions whose READs are enough on the way here as well are set
+ * aside (sched_set_aside()).
+ */
+void tcp_helpers_feed(struct tcp_channel *ch, struct dray_list *aside);
+/* Takes slices that helpers have not looked at for some time back. */
+void tcp_helpers_tick(struct tcp *t);
+/* Ends the slices of x (NULL: all) that helpers have, with this code. */
+void tcp_helpers_stop(struct tcp_channel *ch, const struct xfer *x, uint32_t code);
+/* Slices that were given to this worker, and those that have come back. */
+void tcp_helpers_progress(struct tcp *t);
+/* As a helper: returns slices that no stream of the channel has asked for. */
+void tcp_helper_return_unsent(struct tcp_channel *ch);
 
 /* trailing.c: bytes that follow the answer to the frame rx. */
 void tcp_trailing_init(struct tcp_requester *p);
