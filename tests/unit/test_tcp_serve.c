@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "agent/data/transfer/object.h"
+#include "agent/data/transport/tcp/serve.h"
 #include "agent/data/transport/tcp/tcp.h"
 #include "agent/model/ranges.h"
 #include "tests/unit/cm.h"
@@ -42,6 +43,41 @@ static void test_byte_by_byte(void **state)
 	hand_expect_answer(PMSG_FRAME_KIND_READ_DATA, 6, 0, 9004);
 	assert_true(lab_receive(&hand.lab, hand.fd, hand.payload + MIB, 9004));
 	assert_memory_equal(hand.payload + MIB, hand.payload, 9004);
+	hand_import_finish();
+}
+
+static bool turns_are_short(void)
+{
+	return ((struct tcp *)b->tcp)->short_ns > b->core.now_ns;
+}
+
+/* A session that waits for each small request does not wait for long turns of others; many at once, and large ones, do. */
+static void test_lone_small_requests(void **state)
+{
+	struct pmsg_seg small = { 0, 100 }, large = { 0, SERVE_SMALL_READ + 1 };
+	size_t n = 0;
+
+	hand_import_start(1, 0);
+	hand_send_frame(PMSG_FRAME_KIND_READ, 1, LAB_GRANT, &large, 1);
+	hand_expect_answer(PMSG_FRAME_KIND_READ_DATA, 1, 0, large.length);
+	assert_true(lab_receive(&hand.lab, hand.fd, hand.payload, large.length));
+	for (uint64_t i = 2; i <= 4; i++)
+		n += lab_frame(hand.frame + n, PMSG_FRAME_KIND_READ, i, LAB_GRANT, &small, 1);
+	lab_send(&hand.lab, hand.fd, hand.frame, n);
+	for (uint64_t i = 2; i <= 4; i++) {
+		hand_expect_answer(PMSG_FRAME_KIND_READ_DATA, i, 0, small.length);
+		assert_true(lab_receive(&hand.lab, hand.fd, hand.payload, small.length));
+	}
+	assert_false(turns_are_short());
+	hand_send_frame(PMSG_FRAME_KIND_READ, 5, LAB_GRANT, &small, 1);
+	hand_expect_answer(PMSG_FRAME_KIND_READ_DATA, 5, 0, small.length);
+	assert_true(lab_receive(&hand.lab, hand.fd, hand.payload, small.length));
+	assert_true(turns_are_short());
+	lab_advance(&hand.lab, 1001);
+	lab_settle(&hand.lab);
+	assert_false(turns_are_short());
+	hand_write(6, 0, 100);
+	assert_true(turns_are_short());
 	hand_import_finish();
 }
 
@@ -566,6 +602,7 @@ int main(void)
 		cmocka_unit_test(test_peer_down),
 		cmocka_unit_test(test_buffers_trimmed),
 		cmocka_unit_test(test_filling),
+		cmocka_unit_test(test_lone_small_requests),
 		cmocka_unit_test(test_end_with_answers),
 	};
 

@@ -370,6 +370,16 @@ static int find_head(struct serve *v, const uint8_t *bytes, size_t n, const stru
 	return (int)need;
 }
 
+/* A small request that comes alone, after the one before was answered: somebody waits for each of them. Its head is n bytes at p. */
+static bool is_lone(const struct serve *v, const struct pmsg_frame *wire, const uint8_t *p,
+		    size_t n)
+{
+	uint64_t payload = wire->kind == PMSG_FRAME_KIND_WRITE ? wire->length : 0;
+
+	return wire->length <= SERVE_SMALL_READ && v->q_head == v->q_tail && p == v->s.in &&
+	       v->s.in_wr - n <= payload;
+}
+
 static int serve_head(struct tcp_stream *s, const uint8_t *bytes, size_t n)
 {
 	struct serve *v = serve_of(s);
@@ -403,6 +413,8 @@ static int serve_head(struct tcp_stream *s, const uint8_t *bytes, size_t n)
 		return 0;
 	}
 	v->grant_waits = 0;
+	if (is_lone(v, &wire, bytes, need))
+		tcp_turns_short(s->tcp);
 	take_frame(v, &wire, status, &granted);
 	return (int)need;
 }

@@ -5,7 +5,8 @@
  * A turn serves the latency class, then bulk. Each class has a budget of bytes, which bounds how long
  * sockets, rings and commands of the worker wait. A latency transfer waits for three turns that have begun:
  * its sender's, its owner's, and its sender's again for the answer. So bulk has a smaller budget while
- * there are latency transfers, and no system call moves more than the rest of the budget.
+ * there are latency transfers, and no system call moves more than the rest of the budget. The owner does the same
+ * for small requests that come alone: their session waits for each of them, beside the bulk of others.
  */
 #include "agent/data/transport/tcp/tcp.h"
 
@@ -214,9 +215,9 @@ static int64_t turn_bytes(struct tcp *t, enum dmsg_class class)
 {
 	if (class == DMSG_CLASS_LATENCY &&
 	    (!dray_list_empty(&t->ready[class]) || !dray_list_empty(&t->pulling[class])))
-		t->latency_ns = t->c->now_ns + TCP_TURN_SHORT_NS;
-	return class == DMSG_CLASS_BULK && t->c->now_ns < t->latency_ns ? TCP_TURN_BYTES_SHORT :
-									  TCP_TURN_BYTES;
+		tcp_turns_short(t);
+	return class == DMSG_CLASS_BULK && t->c->now_ns < t->short_ns ? TCP_TURN_BYTES_SHORT :
+									TCP_TURN_BYTES;
 }
 
 /* No work in this turn, which is usual while transfers use other transports. */

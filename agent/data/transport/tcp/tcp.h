@@ -43,7 +43,7 @@ _Static_assert(PMSG_FRAME_SIZE + PMSG_FIND_MAX <= TCP_HEAD_MAX,
 #define TCP_FRAMES_MAX 64u
 /* Bytes of one turn, and the bytes that a system call counts for. */
 #define TCP_TURN_BYTES (1 << 20)
-/* Bytes of a bulk turn within this time after the last latency transfer. */
+/* Bytes of a bulk turn within this time after the last latency transfer, or a small request that came alone. */
 #define TCP_TURN_BYTES_SHORT (256 << 10)
 #define TCP_TURN_SHORT_NS DRAY_NS_PER_SEC
 /* A system call near the end of a turn moves at least this much. */
@@ -227,7 +227,7 @@ struct tcp {
 	struct dray_list ready[2], pulling[2]; /* by class */
 	struct dray_list parked;               /* streams to look at again in the next turn */
 	struct dray_list closed;
-	int64_t latency_ns;      /* bulk turns are short until then */
+	int64_t short_ns;        /* bulk turns are short until then */
 	int64_t timer_ns;        /* next time that tick() has work */
 	struct dray_list helped; /* struct tcp_channel: helpers have slices of it */
 	int64_t helped_ns;       /* next time to look at these slices */
@@ -245,6 +245,12 @@ struct tcp_peer *tcp_peer_get(const struct tcp *t, dray_handle peer);
 static inline void tcp_timer(struct tcp *t, int64_t when_ns)
 {
 	t->timer_ns = dray_min(t->timer_ns, when_ns);
+}
+
+/* Somebody waits for less than a turn. */
+static inline void tcp_turns_short(struct tcp *t)
+{
+	t->short_ns = t->c->now_ns + TCP_TURN_SHORT_NS;
 }
 
 /* Tells the control thread about a stream. */
