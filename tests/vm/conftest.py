@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rails of Soft-RoCE in the virtual machine: veth pairs with an rxe device at each end, and an agent at each end."""
 
+import ipaddress
 import os
 import pathlib
 import struct
@@ -71,6 +72,12 @@ class Rail:
 
     def add_device(self, side):
         run("rdma", "link", "add", self.device[side], "type", "rxe", "netdev", self.netdev[side])
+
+    def gid_index(self, side):
+        """Of its address. It changes when the address goes while something uses the GID, and comes back."""
+        mapped = ipaddress.ip_address("::ffff:" + self.address[side])
+        gids = pathlib.Path(f"/sys/class/infiniband/{self.device[side]}/ports/1/gids")
+        return next(int(gid.name) for gid in sorted(gids.iterdir()) if ipaddress.ip_address(gid.read_text().strip()) == mapped)
 
     def link(self, up, side=0):
         run("ip", "link", "set", self.netdev[side], "up" if up else "down")

@@ -54,7 +54,7 @@ def target(rdma_lab):
 
 
 def engine_of(t, size, **env):
-    return Initiator(t.agent, size, t.rail.address[0], ("rdma", t.rail.device[0]), MC_GID_INDEX="1", **env)
+    return Initiator(t.agent, size, t.rail.address[0], ("rdma", t.rail.device[0]), MC_GID_INDEX=str(t.rail.gid_index(0)), **env)
 
 
 # For transfers that must fail: Mooncake tries each nine times by default, and its threads do not sleep meanwhile.
@@ -178,7 +178,7 @@ def test_mooncake_metadata(target):
             until(lambda: (keys[ram] or {}).get("buffers") and keys[rpc], "the buffer")
             assert keys[ram]["devices"] and keys[ram]["protocol"] == "rdma"
             before = packets(t)
-            with rig.Engine(t.agent, size, "initiator", keys.url, how=("rdma", t.rail.device[0]), MC_GID_INDEX="1",
+            with rig.Engine(t.agent, size, "initiator", keys.url, how=("rdma", t.rail.device[0]), MC_GID_INDEX=str(t.rail.gid_index(0)),
                             MC_TCP_BIND_ADDRESS=t.rail.address[0]) as engine:
                 name = segment(t.agent)[0]
                 assert engine("read_one", name, owner.address, 0, size) == 0 and engine("digest", 0, size) == digest(owner)
@@ -283,7 +283,7 @@ def test_mooncake_bench(target):
                 [bench, "--mode=initiator", "--metadata_server=P2PHANDSHAKE", "--protocol=rdma", f"--device_name={t.rail.device[0]}",
                  f"--local_server_name={t.rail.address[0]}", f"--segment_id={segment(t.agent)[0]}", f"--operation={operation}", "--duration=2",
                  "--threads=1", "--batch_size=4", "--block_size=65536", "--buffer_size=33554432"],
-                env={**os.environ, "LD_LIBRARY_PATH": str(bench.parent), "MC_GID_INDEX": "1"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                env={**os.environ, "LD_LIBRARY_PATH": str(bench.parent), "MC_GID_INDEX": str(t.rail.gid_index(0))}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                 text=True, timeout=4 * LIMIT)
             assert done.returncode == 0, done.stdout
             batches = int(re.search(r"batch count (\d+)", done.stdout).group(1))

@@ -33,7 +33,7 @@ def importer(rdma_lab):
 
 
 def engine_of(t, size, name=None, metadata="P2PHANDSHAKE", **env):
-    return rig.Engine(t.agent, size, name or t.rail.address[0], metadata, how=("rdma", t.rail.device[0]), MC_GID_INDEX="1", **env)
+    return rig.Engine(t.agent, size, name or t.rail.address[0], metadata, how=("rdma", t.rail.device[0]), MC_GID_INDEX=str(t.rail.gid_index(0)), **env)
 
 
 def round_trip(local, base, engine=None):
@@ -220,7 +220,7 @@ def test_import_bench(importer):
     target = subprocess.Popen(
         ["setpriv", "--pdeathsig=KILL", bench, "--mode=target", "--metadata_server=P2PHANDSHAKE", "--protocol=rdma",
          f"--device_name={t.rail.device[0]}", f"--local_server_name={t.rail.address[0]}", f"--buffer_size={size}"],
-        env={**os.environ, "LD_LIBRARY_PATH": str(bench.parent), "MC_GID_INDEX": "1"}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        env={**os.environ, "LD_LIBRARY_PATH": str(bench.parent), "MC_GID_INDEX": str(t.rail.gid_index(0))}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True)
     try:
         said = []
