@@ -31,7 +31,7 @@ static unsigned n_away(void)
 	return (unsigned)dray_list_length(away());
 }
 
-/* Another time at which a helper that had no stream is asked again. */
+/* Until a helper that had no stream, or had a transfer of its own, gets slices again. */
 static void later(void)
 {
 	lab_advance(&lab, 11);

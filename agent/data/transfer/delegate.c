@@ -12,7 +12,7 @@
 #include "lib/cpu.h"
 
 #define LINE 64
-/* The next transfer of a session that has asked for one within this time would wait for slices of another worker. */
+/* A session that has asked for a transfer within this time may ask for the next one, which would wait for slices of another worker. */
 #define IDLE_NS (10 * (int64_t)DRAY_NS_PER_MS)
 /* A helper holds a slice for microseconds. After this many looks its thread is probably descheduled, and this one yields. */
 #define RECALL_LOOKS 2000

@@ -21,8 +21,8 @@
  */
 #pragma once
 
-#include "agent/data/transfer/object.h"
 #include "agent/data/transfer/delegate.h"
+#include "agent/data/transfer/object.h"
 #include "agent/data/transfer/sched.h"
 #include "agent/data/transfer/transport.h"
 #include "agent/data/transfer/workshare.h"
