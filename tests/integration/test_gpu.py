@@ -11,7 +11,7 @@ import wire
 from wire import codec as s
 from conftest import PAIR_SETTINGS
 from fake_gpu import FakeGpus, GpuMemory, add, add_ipc, add_vmm, uuid
-from harness import LIMIT, MIB, Actor, expect, noise, transport, until
+from harness import LIMIT, MIB, WORKERS, Actor, counters, expect, noise, transport, until
 from test_http import ask, with_http
 
 
@@ -685,6 +685,37 @@ def test_staging_for_the_network_follows_the_load(lab, new_agent):
         for gpus in ends:
             gpus.busy(0, False)
         until(lambda: moved(client.read) == "kernel", "the kernel copies again")
+
+
+@pytest.mark.skipif(WORKERS < 2 or len(os.sched_getaffinity(0)) < 2, reason="this agent has one worker, or one CPU")
+def test_workers_receive_one_read_for_a_gpu(lab, new_agent):
+    """Also while others are stopped in the middle, after which the memory is the client's alone."""
+    size = 16 * MIB
+    ends = [FakeGpus(lab.directory(f"gpus-{name}")) for name in "ab"]
+    here, there = (new_agent(name, n, key=lab.key, listen=[lab.hosts[n].address(4)], env=gpus.env,
+                             settings={**PAIR_SETTINGS, **gpus.settings}) for n, (name, gpus) in enumerate(zip("ab", ends)))
+    with here.wire() as client, there.wire() as owner, GpuMemory(size) as a, GpuMemory(size, 0, noise(size)) as b:
+        region, remote = add_vmm(client, a), client.import_token(str(add_vmm(owner, b).export()), timeout=LIMIT)
+
+        def helped():
+            before = counters(here)["dray_tcp_helped_slices_total"]
+            a.view[:] = bytes(size)
+            assert transport(client.read(region, remote, [(0, 0, size)]).result(LIMIT)) == "tcp"
+            assert a.view == b.view
+            return counters(here)["dray_tcp_helped_slices_total"] > before
+
+        until(helped, "a slice that the other worker has received")
+        for _ in range(20):
+            transfer = client.read(region, remote, [(0, 0, size)])
+            transfer.cancel()
+            transfer.exception(LIMIT)
+            a.view[:] = bytes(size)
+            # by the same streams, behind the answers that nobody wants any more
+            client.read(region, remote, [(0, 0, 4096)]).result(LIMIT)
+            assert not any(a.view[4096:])
+        until(helped, "a slice that the other worker has received")
+    for gpus in ends:
+        assert not gpus.status.illegal and not gpus.status.lost
 
 
 def test_transfer_over_neighbouring_allocations(lab, new_agent):

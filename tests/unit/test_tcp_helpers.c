@@ -1,9 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Slices of large READs that another worker receives. The side that reads is a, its peer b; the helper is another worker of a's agent. */
+/*
+ * Slices of large READs that another worker receives, into host memory, and into buffers of slices of GPU memory. The side that reads is a, its
+ * peer b; the helper is another worker of a's agent.
+ */
 #include "agent/data/transfer/delegate.h"
 
 #include "agent/data/transfer/sched.h"
 #include "agent/data/transport/tcp/tcp.h"
+#include "tests/gpu/fake.h"
 #include "lib/cleanup.h"
 #include "tests/unit/cm.h"
 #include "tests/unit/tcp_lab.h"
@@ -11,6 +15,8 @@
 #define MIB (1ull << 20)
 #define BYTES (16 * MIB)
 #define SEED 5
+/* In buffers of 1 MiB, 16 of which one peer may have. */
+#define STAGING (64 * MIB)
 #define OTHER_SEED 6
 
 static struct lab lab;
@@ -423,28 +429,80 @@ static void test_others_pass(void **state)
 	lab_deinit(&lab);
 }
 
+/* Half of the buffers are for requests of peers, and half of the rest for one peer. */
+static void test_few_buffers(void **state)
+{
+	lab_staging[0] = 8 * MIB;
+	start_open();
+	read_all(1);
+	expect_end(1, 0);
+	assert_true(lab_filled(a, 0, BYTES, SEED));
+	assert_true(helped());
+	lab_deinit(&lab);
+	lab_staging[0] = STAGING;
+}
+
+/* What helpers have received cannot be scattered, and what they have not is recalled. */
+static void test_device_lost(void **state)
+{
+	start_on_the_way();
+	until_half();
+	fake_gpu_lose(LAB_GPU, true);
+	expect_end(1, DRAY_E_GPU_LOST);
+	assert_int_equal(n_away(), 0);
+	lab_settle(&lab);
+	lab_deinit(&lab);
+}
+
+/* The helper has received all of its slices, and the device copies none of them. */
+static void test_recalled_while_scattered(void **state)
+{
+	start_open();
+	fake_gpu_hold(true);
+	read_all(1);
+	lab_until(&lab, helped() >= 2);
+	stop(1, false);
+	fake_gpu_hold(false);
+	expect_end(1, DRAY_E_CANCELLED);
+	lab_fill(a, 0, BYTES, OTHER_SEED);
+	lab_settle(&lab);
+	assert_true(lab_filled(a, 0, BYTES, OTHER_SEED));
+	lab_deinit(&lab);
+}
+
+static int into_gpu(void **state)
+{
+	lab_staging[0] = STAGING;
+	return 0;
+}
+
+#define TESTS_OF_BOTH                                                                             \
+	cmocka_unit_test(test_both_receive), cmocka_unit_test(test_others_stay),                  \
+		cmocka_unit_test(test_small_one_between), cmocka_unit_test(test_recalled),        \
+		cmocka_unit_test(test_recalled_urgently),                                         \
+		cmocka_unit_test(test_recalled_half_way),                                         \
+		cmocka_unit_test(test_recalled_urgently_half_way),                                \
+		cmocka_unit_test(test_recalled_before), cmocka_unit_test(test_taken_back),        \
+		cmocka_unit_test(test_stream_breaks), cmocka_unit_test(test_peer_down_at_helper), \
+		cmocka_unit_test(test_peer_down), cmocka_unit_test(test_end_on_the_way),          \
+		cmocka_unit_test(test_last_one_comes_back)
+
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_both_receive),
-		cmocka_unit_test(test_others_stay),
-		cmocka_unit_test(test_small_one_between),
-		cmocka_unit_test(test_recalled),
-		cmocka_unit_test(test_recalled_urgently),
-		cmocka_unit_test(test_recalled_half_way),
-		cmocka_unit_test(test_recalled_urgently_half_way),
-		cmocka_unit_test(test_recalled_before),
-		cmocka_unit_test(test_taken_back),
-		cmocka_unit_test(test_stream_breaks),
-		cmocka_unit_test(test_peer_down_at_helper),
-		cmocka_unit_test(test_peer_down),
+	const struct CMUnitTest host[] = {
+		TESTS_OF_BOTH,
 		cmocka_unit_test(test_fault),
 		cmocka_unit_test(test_checked_once),
 		cmocka_unit_test(test_check_faults),
-		cmocka_unit_test(test_end_on_the_way),
-		cmocka_unit_test(test_last_one_comes_back),
 		cmocka_unit_test(test_others_pass),
 	};
+	const struct CMUnitTest gpu[] = {
+		TESTS_OF_BOTH,
+		cmocka_unit_test(test_few_buffers),
+		cmocka_unit_test(test_device_lost),
+		cmocka_unit_test(test_recalled_while_scattered),
+	};
 
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return cmocka_run_group_tests(host, NULL, NULL) +
+	       cmocka_run_group_tests(gpu, into_gpu, NULL);
 }

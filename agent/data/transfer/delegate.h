@@ -28,7 +28,7 @@ bool delegate_is_free(const struct core *c, unsigned worker);
 /* Bytes of the slices that the worker has of all others. */
 uint64_t delegate_bytes(const struct core *c, unsigned worker);
 
-/* Gives a slice of a READ of host memory to a helper. */
+/* Gives a slice of a READ to a helper, which receives it into host memory: its places, or its staging buffer. */
 void delegate_give(struct core *c, unsigned helper, struct slice *s);
 /* The helper has not looked at the slice yet. */
 bool delegate_is_waiting(const struct slice *s);

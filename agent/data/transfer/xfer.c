@@ -403,7 +403,7 @@ static void finish_delegated(struct core *c, struct slice *s, uint32_t code, con
 	/* the transfer does not end while the slice is held */
 	if (!code && !delegate_hold(s))
 		code = DRAY_E_CANCELLED;
-	if (!code) {
+	if (!code && !s->staged) {
 		const struct xfer *x = s->delegated.xfer;
 
 		s->counted = x->arrived;

@@ -82,6 +82,14 @@ static inline struct slice *stage_channel_take(struct stage_channel *p)
 struct slice *stage_channel_next(struct core *c, struct stage_channel *p);
 /* All bytes of a READ are in its buffer: scatters them, then ends the slice. */
 void stage_channel_scatter(struct core *c, struct slice *s);
+/* The buffer's bytes are those of another slice from now on. Without a buffer nothing happens. */
+static inline void stage_channel_move_buffer(struct slice *from, struct slice *to)
+{
+	to->staged = dray_take(from->staged);
+	if (to->staged)
+		to->staged->holder = to;
+}
+
 /* Takes slices of x (NULL: all) that were not handed out and need not be sent; urgent: also those being copied. */
 void stage_channel_stop(struct core *c, struct stage_channel *p, const struct xfer *x, bool urgent,
 			struct dray_list *over);

@@ -74,15 +74,38 @@ static void give(struct tcp_channel *ch, struct slice *s, unsigned helper)
 	delegate_give(t->c, helper, s);
 }
 
-void tcp_helpers_feed(struct tcp_channel *ch, struct dray_list *aside)
+/* A staged slice of a large READ that can be sent, or NULL. */
+static struct slice *first_staged(const struct tcp_channel *ch)
+{
+	dray_list_for_each(&ch->ch.ready, s, struct slice, link)
+		if (is_large_read(s->xfer))
+			return s;
+	return NULL;
+}
+
+/* The bytes come into the slice's buffer, and this worker scatters them. Buffers limit how much is on the way. */
+static void feed_staged(struct tcp_channel *ch)
+{
+	struct core *c = tcp_of(ch)->c;
+	struct slice *s;
+	unsigned n;
+	int helper;
+
+	while ((s = first_staged(ch)) && (helper = best_helper(ch, &n)) >= 0 &&
+	       delegate_bytes(c, (unsigned)helper) < dray_min(own_bytes(ch), most_bytes(c, n))) {
+		dray_list_del(&s->link);
+		give(ch, s, (unsigned)helper);
+		stage_channel_fill(c, &ch->ch);
+	}
+}
+
+static void feed_direct(struct tcp_channel *ch, struct dray_list *aside)
 {
 	struct core *c = tcp_of(ch)->c;
 	struct xfer *x;
 	unsigned n;
 	int helper;
 
-	if (!c->delegates || ch->ch.direct.class != DMSG_CLASS_BULK || !ch->n_open)
-		return;
 	while (dray_list_empty(&ch->ch.retry) && (x = channel_first(&ch->ch.direct)) &&
 	       is_large_read(x) && (helper = best_helper(ch, &n)) >= 0) {
 		uint64_t own = own_bytes(ch), most = most_bytes(c, n);
@@ -105,6 +128,14 @@ void tcp_helpers_feed(struct tcp_channel *ch, struct dray_list *aside)
 	}
 }
 
+void tcp_helpers_feed(struct tcp_channel *ch, struct dray_list *aside)
+{
+	if (!tcp_of(ch)->c->delegates || ch->ch.direct.class != DMSG_CLASS_BULK || !ch->n_open)
+		return;
+	feed_direct(ch, aside);
+	feed_staged(ch);
+}
+
 /* The slice, on the list of those that helpers have, is sent by this worker's streams instead. */
 static void take_back(struct tcp_channel *ch, struct slice *s)
 {
@@ -120,6 +151,7 @@ static void take_back(struct tcp_channel *ch, struct slice *s)
 	}
 	s->delegated.xfer = NULL;
 	dray_list_del(&s->delegated.link);
+	stage_channel_move_buffer(s, copy);
 	dray_list_add(&ch->ch.retry, &copy->link);
 	tcp_channel_pull_later(ch);
 	ch->helpers.again_ns[s->delegated.to] = c->now_ns + AGAIN_NS;
@@ -168,8 +200,11 @@ void tcp_helpers_stop(struct tcp_channel *ch, const struct xfer *x, uint32_t cod
 			delegate_recall(i);
 			dray_list_move(&over, &i->delegated.link);
 		}
-	while ((s = dray_list_pop(&over, struct slice, delegated.link)))
+	while ((s = dray_list_pop(&over, struct slice, delegated.link))) {
+		if (s->staged)
+			tcp_of(ch)->c->up->release_buffers(tcp_of(ch)->c, s);
 		xfer_slice_recalled(tcp_of(ch)->c, s, code);
+	}
 }
 
 /* As a helper: a slice for the streams of this worker. */
@@ -202,7 +237,10 @@ static void accept_returned(struct tcp *t, struct slice *s)
 		dray_list_add(&ch->ch.retry, &s->link);
 	} else {
 		core_count(t->c->counters, DRAY_METRIC_TCP_HELPED_SLICES_TOTAL, !code);
-		xfer_slice_done(t->c, s, code, s->delegated.detail);
+		if (s->staged && !code)
+			stage_channel_scatter(t->c, s);
+		else
+			xfer_slice_done(t->c, s, code, s->delegated.detail);
 	}
 	if (ch)
 		tcp_channel_pull_later(ch);

@@ -471,7 +471,7 @@ static void answer_complete(struct tcp_stream *s)
 	s->sink = false;
 	if (f->kind == PMSG_FRAME_KIND_FIND)
 		seek_found(p, f);
-	else if (f->slice && f->slice->staged)
+	else if (f->slice && !slice_is_delegated(f->slice) && f->slice->staged)
 		stage_channel_scatter(s->tcp->c, take_answered(p, f));
 	else
 		answered(p, f, 0);
