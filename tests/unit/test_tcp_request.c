@@ -474,6 +474,52 @@ static void test_read_fault(void **state)
 	hand_own_finish();
 }
 
+static const struct core_upcalls *up_before;
+
+static void end_session(struct core *c, struct xfer *x)
+{
+	up_before->xfer_ended(c, x);
+	if (x->request_id == 1)
+		xfer_session_stop(c, x->session, DRAY_E_SESSION_CLOSED);
+}
+
+/* The memory of a READ is gone, and its session ends with it, which closes the stream that brings the bytes. */
+static void test_read_fault_ends_session(void **state)
+{
+	struct core_upcalls up;
+	struct pmsg_frame f;
+	size_t n;
+	int fd;
+
+	hand_own_prepare();
+	a->core.cfg.tcp_buffer = 20000;
+	a->core.cfg.slice_size = 8 * MIB;
+	hand_own_go();
+	if (!lab_punch(a, 0, 65536)) {
+		hand_own_finish();
+		skip();
+	}
+	lab_transfer1(a, 1, DMSG_DIRECTION_READ, 100, 0, 500);
+	fd = hand_stream(1);
+	f = hand_receive_read(fd, 0, 500);
+	lab_transfer1(a, 2, DMSG_DIRECTION_WRITE, 4 * MIB, 0, 4 * MIB);
+	lab_settle(&hand.lab);
+	up_before = a->core.up;
+	up = *up_before;
+	up.xfer_ended = end_session;
+	a->core.up = &up;
+	n = lab_answer(hand.frame, PMSG_FRAME_KIND_READ_DATA, f.slice, 0, f.length);
+	memset(hand.frame + n, 0x77, f.length);
+	lab_send(&hand.lab, fd, hand.frame, n + f.length);
+	lab_until(&hand.lab, lab_end(a, 2));
+	a->core.up = up_before;
+	hand_expect_end(1, DRAY_E_REGION_FAULT);
+	hand_expect_end(2, DRAY_E_SESSION_CLOSED);
+	assert_int_equal(a->n_ended, 2);
+	assert_int_equal(a->lost.n, 1);
+	hand_own_finish();
+}
+
 /*
  * A session at its limit of slices continues when slices end. Bulk slices do not count for the latency
  * class's limit.
@@ -621,6 +667,7 @@ int main(void)
 		cmocka_unit_test(test_write_fault),
 		cmocka_unit_test(test_write_fault_in_middle),
 		cmocka_unit_test(test_read_fault),
+		cmocka_unit_test(test_read_fault_ends_session),
 		cmocka_unit_test(test_session_limit),
 		cmocka_unit_test(test_spread),
 		cmocka_unit_test(test_checked_slices),

@@ -234,6 +234,9 @@ static void copy_buffered(struct tcp_stream *s)
 
 			if (fault_copy(iov[i].iov_base, s->in + s->in_rd + done, piece) < 0) {
 				s->side->fault(s);
+				/* the end of a transfer may end its session, and with it this stream */
+				if (s->state != TCP_OPEN)
+					return;
 				break;
 			}
 			s->side->advance(s, piece);
