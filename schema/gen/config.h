@@ -746,7 +746,8 @@ struct dray_config {
 		bool measure;
 		/*
 		 * Pinned host memory of each worker for bytes that no device can move directly;
-		 * allocated when the first GPU is used.
+		 * allocated when the first GPU is used. Bulk transfers over TCP with one peer have
+		 * up to a quarter of it on the way.
 		 */
 		int64_t staging;
 		/*
