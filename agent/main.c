@@ -7,11 +7,13 @@
 #include "agent/agent.h"
 #include "agent/config/args.h"
 #include "agent/config/config.h"
+#include "agent/config/machine.h"
 #include "agent/placement/detect/detect.h"
 #include "agent/process/journal.h"
 #include "agent/process/privilege.h"
 #include "lib/fds.h"
 #include "lib/log.h"
+#include "schema/gen/errors.h"
 
 /* Exit statuses: 0 drained, 1 failed, 2 wrong use of the command line. */
 static int run(struct config *config, const struct config_args *args)
@@ -46,6 +48,16 @@ static int output_end(int status)
 	return 1;
 }
 
+/* A folder of a disk that hangs does not keep an agent from starting. */
+static int warn_of_machine(struct config *config, bool disk, struct dray_err *reterr)
+{
+	int r = config_warn_memory(config);
+
+	if (!r && disk)
+		r = config_warn_disk(config);
+	return r < 0 ? dray_err_set(reterr, r, DRAY_E_NO_MEMORY, "out of memory") : 0;
+}
+
 int main(int argc, char **argv)
 {
 	struct args args = ARGS_NULL;
@@ -73,7 +85,8 @@ int main(int argc, char **argv)
 	} else if (args.action == ARGS_VERSION) {
 		args_version(stdout);
 		status = output_end(0);
-	} else if (config_load(&config, &args.config, &err) < 0) {
+	} else if (config_load(&config, &args.config, &err) < 0 ||
+		   warn_of_machine(&config, args.action == ARGS_CHECK_CONFIG, &err) < 0) {
 		for (size_t i = 0; i < config.errors.n; i++)
 			fprintf(stderr, "drayd: %s\n", config.errors.v[i]);
 		if (!config.errors.n)

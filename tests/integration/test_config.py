@@ -2,6 +2,7 @@
 """Configuration from file, environment and command line."""
 
 import os
+import re
 import subprocess
 
 import pytest
@@ -148,6 +149,20 @@ def test_what_no_store_uses(drayd):
     assert "segment_size" not in done.stderr, done.stderr
     done = drayd(None, "--check-config", "--set", "limits.store_bytes=64MiB", "--set", "limits.store_disk_bytes=2MiB")
     assert done.returncode == 0 and "has no effect without store.disk_dir" in done.stderr and "written to disk" not in done.stderr
+
+
+def test_limits_beyond_the_machine(drayd, new_agent, lab):
+    """The warnings name both numbers and the remedy. The store that fits has none."""
+    store = {"limits.store_bytes": "512TiB", "store.disk_dir": lab.directory("disk"), "limits.store_disk_bytes": "1023TiB"}
+    args = [word for key, value in store.items() for word in ("--set", f"{key}={value}")]
+    memory = r"limits\.store_bytes is 512TiB, and this machine or container has \d+[KMGT]iB; lower it, or raise the memory"
+    checked = drayd(None, "--check-config", *args)
+    assert checked.returncode == 0 and re.search(memory, checked.stderr), checked.stderr
+    assert re.search(r"limits\.store_disk_bytes is 1023TiB, and the file system of store\.disk_dir has \d+[KMGT]iB; lower it", checked.stderr)
+    agent = new_agent(settings={"limits.store_bytes": "16TiB"})
+    assert re.search("warning config: .*limits.store_bytes is .* has .*; lower it", agent.text())
+    checked = drayd(None, "--check-config", "--set", "limits.store_bytes=64MiB")
+    assert checked.returncode == 0 and not checked.stderr
 
 
 @pytest.mark.parametrize("args, words", [
