@@ -50,7 +50,6 @@ static int value_take(struct ctl *c, const struct ctl_yaml *y, const yaml_node_t
 	if (!allows(p, value))
 		return ctl_failed(c, "%.200s: %s %.60s is not allowed; use %s", y->name, p->name,
 				  value, p->words);
-	free(*given);
 	*given = strdup(value);
 	return *given ? 0 : ctl_no_memory(c);
 }
@@ -70,6 +69,28 @@ static int parameter_take(struct ctl *c, const struct ctl_yaml *y, const char *n
 			  nearest.best ? "?" : "; docs/reference/kubernetes.md lists them");
 }
 
+/* One of two values would have no effect. */
+static int refuse_doubles(struct ctl *c, const struct ctl_yaml *y, yaml_document_t *d,
+			  const yaml_node_t *mapping)
+{
+	const yaml_node_pair_t *first = mapping->data.mapping.pairs.start;
+
+	for (const yaml_node_pair_t *p = first; p < mapping->data.mapping.pairs.top; p++) {
+		const yaml_node_t *key = yaml_document_get_node(d, p->key);
+		const char *name = ctl_yaml_scalar(key);
+
+		for (const yaml_node_pair_t *q = first; name && q < p; q++) {
+			const char *other = ctl_yaml_scalar(yaml_document_get_node(d, q->key));
+
+			if (other && !strcmp(name, other))
+				return ctl_failed(
+					c, "%.200s, line %zu: %.60s is there twice; leave one out",
+					y->name, key->start_mark.line + 1, name);
+		}
+	}
+	return 0;
+}
+
 int inject_parameters_read(struct ctl *c, const char *path, struct inject_parameters *ret)
 {
 	ctl_auto_yaml struct ctl_yaml y = CTL_YAML_NULL;
@@ -85,6 +106,8 @@ int inject_parameters_read(struct ctl *c, const char *path, struct inject_parame
 	if (!data || data->type != YAML_MAPPING_NODE)
 		return ctl_failed(c, "%.200s is not one ConfigMap, and not a mapping of parameters",
 				  y.name);
+	if (refuse_doubles(c, &y, d, root) < 0 || refuse_doubles(c, &y, d, data) < 0)
+		return -1;
 	for (yaml_node_pair_t *p = data->data.mapping.pairs.start; p < data->data.mapping.pairs.top;
 	     p++) {
 		const char *name = ctl_yaml_scalar(yaml_document_get_node(d, p->key));

@@ -244,6 +244,9 @@ def test_usage(argv, status, message, tmp_path):
     ("image:", "image must not be empty"),
     ("image: [x]", "image is not a text"),
     ("imagePullPolicy: Sometimes", "imagePullPolicy Sometimes is not allowed; use Always|IfNotPresent|Never"),
+    ("image: x\nmemory: 1Gi\nimage: y", "line 3: image is there twice"),
+    ('{"data": {"image": "x", "image": "x"}}', "line 1: image is there twice"),
+    ("data: {image: x}\ndata: {image: y}", "line 2: data is there twice"),
     ("logLevel: inf", "logLevel inf is not allowed; use error|warning|notice|info|debug"),
 ])
 def test_wrong_parameters_are_refused(given, message, tmp_path):
