@@ -22,6 +22,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 
+# of an engine: it cannot be reached, ends its connection, or answers something else than HTTP or JSON
+FAILURES = (OSError, http.client.HTTPException, ValueError)
+
+
 def start(url: str, method: str, path: str, body: dict[str, Any] | None, headers: dict[str, str]) -> http.client.HTTPResponse:
     """Sends a request to an engine, and waits until its answer begins."""
     where = urllib.parse.urlsplit(url)
@@ -32,16 +36,38 @@ def start(url: str, method: str, path: str, body: dict[str, Any] | None, headers
 
 def has_media(body: dict[str, Any]) -> bool:
     """True if a message of a chat has a part that is not text."""
-    contents = [message.get("content") for message in body.get("messages", ())]
-    return any(part.get("type") != "text" for content in contents if isinstance(content, list) for part in content)
+    messages = body.get("messages")
+    contents = [message.get("content") for message in (messages if isinstance(messages, list) else ()) if isinstance(message, dict)]
+    return any(isinstance(part, dict) and part.get("type") != "text" for content in contents if isinstance(content, list) for part in content)
 
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     encoder = following = ""
 
+    def handle(self) -> None:
+        """Errors of engines are answers, so that an error of a socket here is the client's."""
+        try:
+            super().handle()
+        except OSError as e:
+            self.log_error("the client has left: %s", e)
+
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        length = self.headers.get("Content-Length", "")
+        if not length.isdecimal():
+            self.send_error(411, "a request has a Content-Length")
+            return
+        try:
+            body = json.loads(self.rfile.read(int(length)))
+        except (ValueError, RecursionError) as e:
+            self.send_error(400, f"the request is not JSON: {e}")
+            return
+        if not isinstance(body, dict):
+            self.send_error(400, "the request is not a JSON object")
+            return
+        self.route(body)
+
+    def route(self, body: dict[str, Any]) -> None:
         headers = {name: value for name in ("Authorization", "X-Request-Id") if (value := self.headers[name])}
         for name in ("ec_transfer_params", "kv_transfer_params"):
             body.pop(name, None)
@@ -57,28 +83,41 @@ class Handler(BaseHTTPRequestHandler):
         try:
             answer = start(self.encoder, "POST", self.path, first, headers)
             text = answer.read()
-        except (OSError, http.client.HTTPException) as e:
+            found = json.loads(text) if answer.status == 200 else None
+        except FAILURES as e:
             self.log_error("the encoder does not answer: %s", e)
             return None
-        params: dict[str, Any] | None = json.loads(text).get("ec_transfer_params") if answer.status == 200 else None
-        return params
+        params = found.get("ec_transfer_params") if isinstance(found, dict) else None
+        return params if isinstance(params, dict) else None
 
     def do_GET(self) -> None:
         """/health and other pages are those of the next engine."""
         self.relay("GET", None, {})
 
     def relay(self, method: str, body: dict[str, Any] | None, headers: dict[str, str]) -> None:
-        """Passes the next engine's answer on, as it comes."""
+        """Passes the next engine's answer on, as it comes. The client sees by the missing last chunk that it has broken off."""
         try:
             answer = start(self.following, method, self.path, body, headers)
-        except (OSError, http.client.HTTPException) as e:
+        except FAILURES as e:
             self.send_error(502, f"the engine does not answer: {e}")
             return
         self.send_response(answer.status)
         self.send_header("Content-Type", answer.getheader("Content-Type") or "application/json")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        while piece := answer.read1(1 << 16):
+        left = answer.length  # None: the answer has chunks, or ends with the connection
+        while left != 0:
+            try:
+                piece = answer.read1(min(left or 1 << 16, 1 << 16))
+                if left and not piece:
+                    raise http.client.IncompleteRead(b"", left)
+            except FAILURES as e:
+                self.log_error("the answer of an engine has broken off: %s", e)
+                self.close_connection = True
+                return
+            if not piece:
+                break
+            left = left and left - len(piece)
             self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
             self.wfile.flush()
         self.wfile.write(b"0\r\n\r\n")

@@ -23,6 +23,8 @@ import urllib.parse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+# of an engine: it cannot be reached, ends its connection, or answers something else than HTTP or JSON
+FAILURES = (OSError, http.client.HTTPException, ValueError)
 PREFILL: dict[str, Any] = {"do_remote_decode": True, "do_remote_prefill": False}
 
 
@@ -40,8 +42,29 @@ class Handler(BaseHTTPRequestHandler):
     push = False
     where: dict[str, Any] | None = None  # kv_transfer_params of the prefill engine's last answer
 
+    def handle(self) -> None:
+        """Errors of engines are answers, so that an error of a socket here is the client's."""
+        try:
+            super().handle()
+        except OSError as e:
+            self.log_error("the client has left: %s", e)
+
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        length = self.headers.get("Content-Length", "")
+        if not length.isdecimal():
+            self.send_error(411, "a request has a Content-Length")
+            return
+        try:
+            body = json.loads(self.rfile.read(int(length)))
+        except (ValueError, RecursionError) as e:
+            self.send_error(400, f"the request is not JSON: {e}")
+            return
+        if not isinstance(body, dict):
+            self.send_error(400, "the request is not a JSON object")
+            return
+        self.route(body)
+
+    def route(self, body: dict[str, Any]) -> None:
         headers = {name: value for name in ("Authorization", "X-Request-Id") if (value := self.headers[name])}
         body.pop("kv_transfer_params", None)  # only a router may say where an engine reads or writes blocks
         params = {**PREFILL, "transfer_id": secrets.token_hex(16)} if self.push else PREFILL
@@ -49,36 +72,60 @@ class Handler(BaseHTTPRequestHandler):
         first = {**body, "kv_transfer_params": params, "stream": False, "max_tokens": 1}
         for name in ("stream_options", "max_completion_tokens", "min_tokens"):
             first.pop(name, None)
+        engine = "prefill"
         try:
             prefill = start(self.prefill, self.path, first, headers)
             answer = None if where else prefill.getresponse()
             if answer is None or answer.status == 200:
                 copied = self.learn(answer) if answer else where  # None: the decode engine computes all of it
                 body.pop("ec_transfer_params", None)  # of examples/vllm-epd: outputs for the engine that computes the prompt
+                engine = "decode"
                 answer = start(self.decode, self.path, {**body, "kv_transfer_params": copied} if copied else body,
                                headers).getresponse()
-        except (OSError, http.client.HTTPException) as e:
-            self.send_error(502, f"an engine does not answer: {e}")
+        except FAILURES as e:
+            self.send_error(502, f"the {engine} engine does not answer: {e}")
             return
         self.relay(answer)
         if where:
-            self.learn(prefill.getresponse())
+            try:
+                self.learn(prefill.getresponse())
+            except FAILURES as e:
+                self.log_error("the prefill engine does not answer: %s", e)
 
     @classmethod
     def learn(cls, answer: http.client.HTTPResponse) -> dict[str, Any] | None:
-        """kv_transfer_params of the prefill engine's answer."""
+        """kv_transfer_params of the prefill engine's answer. ValueError: it is not a JSON object."""
         text = answer.read()
-        params: dict[str, Any] | None = json.loads(text).get("kv_transfer_params") if answer.status == 200 else None
+        if answer.status != 200:
+            return None
+        found = json.loads(text)
+        if not isinstance(found, dict):
+            raise ValueError("its answer is not a JSON object")
+        params = found.get("kv_transfer_params")
+        if not isinstance(params, dict):
+            return None
         cls.where = params or cls.where
         return params
 
     def relay(self, answer: http.client.HTTPResponse) -> None:
-        """Passes an engine's answer on, as it comes."""
+        """Passes an engine's answer on, as it comes. The client sees by the missing last chunk that an answer has broken off."""
         self.send_response(answer.status)
         self.send_header("Content-Type", answer.getheader("Content-Type") or "application/json")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        while piece := answer.read1(1 << 16):
+        left = answer.length  # None: the answer has chunks, or ends with the connection
+        while left != 0:
+            try:
+                piece = answer.read1(min(left or 1 << 16, 1 << 16))
+                if left and not piece:
+                    raise http.client.IncompleteRead(b"", left)
+            except FAILURES as e:
+                self.log_error("the answer of an engine has broken off: %s", e)
+                self.close_connection = True
+                return
+            if not piece:
+                break
+            left = left and left - len(piece)
             self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
             self.wfile.flush()
         self.wfile.write(b"0\r\n\r\n")
@@ -91,7 +138,7 @@ class Handler(BaseHTTPRequestHandler):
             connection.request("GET", self.path)
             answer = connection.getresponse()
             text = answer.read()
-        except (OSError, http.client.HTTPException) as e:
+        except FAILURES as e:
             self.send_error(502, f"the decode engine does not answer: {e}")
             return
         self.send_response(answer.status)
@@ -100,7 +147,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(text)
 
-    def log_message(self, format: str, *args: object) -> None:
+    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
         """Quiet: the engines log each request."""
 
 

@@ -22,10 +22,12 @@ NOBODY = "http://127.0.0.1:1"
 @contextlib.contextmanager
 def routed(program, *engines):
     """A router between engines, and its port."""
-    process = subprocess.Popen([sys.executable, ROOT / "examples" / program, "0", *engines], stdout=subprocess.PIPE, text=True)
-    yield process, int(process.stdout.readline().rpartition(":")[2])
-    process.kill()
-    process.wait()
+    process = subprocess.Popen([sys.executable, ROOT / "examples" / program, "0", *engines], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process, int(process.stdout.readline().rpartition(":")[2])
+    finally:
+        process.kill()
+        assert "Traceback" not in process.communicate()[1]
 
 
 @pytest.fixture(params=["vllm-pd/router.py", "vllm-epd/route_images.py"])
@@ -73,6 +75,113 @@ def test_engines_that_end_in_their_answers():
         server.shutdown(socket.SHUT_RDWR)
 
 
+@pytest.mark.parametrize(("head", "body", "status"), [
+    ("Content-Length: 1", "{", 400), ("Content-Length: 2", "[]", 400), ("Content-Length: 0", "", 400), pytest.param("Content-Length: 200000", "[" * 200000, 400, id="deep"),
+    ("Content-Length: -1", "", 411), ("Content-Length: x", "", 411), ("X: y", "", 411)])
+def test_requests_that_are_no_json_objects(router, head, body, status):
+    process, port = router
+    with socket.create_connection(("127.0.0.1", port), timeout=LIMIT) as client:
+        client.sendall(f"POST /v1/completions HTTP/1.1\r\n{head}\r\n\r\n{body}".encode())
+        assert f" {status} ".encode() in client.makefile("rb").readline()
+    assert str(status) in process.stderr.readline()
+
+
+@pytest.mark.parametrize("body", [{"messages": 1}, {"messages": [1]}, {"messages": [{"content": ["x", 1, None]}]}])
+def test_chats_that_an_engine_would_refuse(body):
+    with engine() as (used, following), routed("vllm-epd/route_images.py", NOBODY, following) as (_, port):
+        assert ask(port, **body) == "yes"
+    assert used == [body]
+
+
+@contextlib.contextmanager
+def answers(*texts):
+    """An engine that answers with these bytes, in turn, and ends the connection; its URL."""
+    def serve():
+        with contextlib.suppress(OSError):  # the end of the test
+            for text in texts:
+                with server.accept()[0] as one, one.makefile("rb") as request:
+                    length = 0
+                    while (line := request.readline()).strip():
+                        name, _, value = line.partition(b":")
+                        length = int(value) if name.lower() == b"content-length" else length
+                    request.read(length)
+                    one.sendall(text)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def text_of(status, text):
+    return f"HTTP/1.1 {status} .\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode()
+
+
+KNOWN = text_of(200, json.dumps({"kv_transfer_params": {"of": "P"}}))
+
+
+@pytest.mark.parametrize("text", [text_of(200, "no JSON"), text_of(200, "[1]"), b"no HTTP\r\n\r\n", b""])
+@pytest.mark.parametrize("options", [[], ["--push"]])
+def test_prefill_engines_with_wrong_answers(options, text):
+    """The first answer is awaited in both modes. Of a later one in mode push, the client has the decode engine's."""
+    with answers(text, KNOWN, text) as p, engine() as (decoded, d), routed("vllm-pd/router.py", *options, p, d) as (process, port):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT)
+        connection.request("POST", "/", "{}")
+        assert connection.getresponse().status == 502
+        assert "the prefill engine does not answer" in process.stderr.readline()
+        assert ask(port) == "yes"
+        if options:
+            assert ask(port) == "yes"
+            assert "the prefill engine does not answer" in process.stderr.readline()
+            assert decoded[1]["kv_transfer_params"]["of"] == "P"
+
+
+@pytest.mark.parametrize("params", [None, "text", [1]])
+def test_wrong_parameters_are_not_passed_on(params):
+    with engine(kv_transfer_params=params) as (_, p), engine() as (decoded, d), routed("vllm-pd/router.py", "--push", p, d) as (_, port):
+        assert ask(port) == ask(port) == "yes"
+    assert decoded == [{}, {}]
+    with engine(ec_transfer_params=params) as (_, e), engine() as (used, pd), routed("vllm-epd/route_images.py", e, pd) as (_, port):
+        assert ask(port, **PICTURE) == "yes"
+    assert used == [PICTURE]
+
+
+def test_errors_of_the_prefill_engine():
+    """Its first answer is the client's. In mode push the decode engine finds out by itself that nothing comes."""
+    with answers(text_of(500, "first"), KNOWN, text_of(500, "third")) as p, engine() as (_, d):
+        with routed("vllm-pd/router.py", "--push", p, d) as (_, port):
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT)
+            connection.request("POST", "/", "{}")
+            answer = connection.getresponse()
+            assert (answer.status, answer.read()) == (500, b"first")
+            assert ask(port) == ask(port) == "yes"
+
+
+@pytest.mark.parametrize("answer", [b"Content-Length: 100\r\n\r\n{", b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n"])
+@pytest.mark.parametrize("program", ["vllm-pd/router.py", "vllm-epd/route_images.py"])
+def test_answers_that_break_off(program, answer):
+    with engine() as (_, p), answers(b"HTTP/1.1 200 OK\r\n" + answer) as d, routed(program, p, d) as (process, port):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT)
+        connection.request("POST", "/", "{}")
+        with pytest.raises(http.client.IncompleteRead):
+            connection.getresponse().read()
+        assert "has broken off" in process.stderr.readline()
+
+
+@pytest.mark.parametrize("program", ["vllm-pd/router.py", "vllm-epd/route_images.py"])
+def test_clients_that_leave(program):
+    """The answer is larger than what sockets buffer."""
+    with engine(more="x" * (64 << 20)) as (_, d), routed(program, d, d) as (process, port):
+        with socket.create_connection(("127.0.0.1", port), timeout=LIMIT) as client:
+            client.sendall(b"POST / HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}")
+            assert b" 200 " in client.makefile("rb").readline()
+        assert "the client has left" in process.stderr.readline()
+
+
 @contextlib.contextmanager
 def engine(**params):
     """An engine that answers each request with these parameters, and keeps the requests; its URL."""
@@ -90,7 +199,7 @@ def engine(**params):
 
     asked = []
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))  # how often it looks for its end
         thread.start()
         yield asked, f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
