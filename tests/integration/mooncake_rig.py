@@ -12,6 +12,7 @@ import select
 import socket
 import struct
 import subprocess
+import tempfile
 import threading
 
 import dray
@@ -21,6 +22,7 @@ from harness import LIMIT, MIB, PORTS, ROOT, counters, parse_segment, until
 MAX_FRAME = 1 << 20
 OK, REFUSED = (0x4D435456 << 32 | code for code in (0, 1))
 LOOPBACK = "127.0.0.1"
+LAST_LINES = 20  # of a program that has ended
 READ, WRITE, V2 = 0, 1, 0x80
 METADATA, NOTIFY, PROBE = 1, 2, 3
 # of an engine over RDMA; its GID is of the loopback
@@ -334,13 +336,35 @@ def listens(host, address, process):
 
 
 class EngineProgram:
-    """A program with an engine, `process`, which is told and answers by lines."""
+    """A program with an engine, `process`, which is told and answers by lines. What it writes to standard error goes to a file."""
+
+    def start(self, agent, *command, env):
+        self.errors = tempfile.TemporaryFile("a+", errors="replace")  # appends, while last_lines() reads
+        self.process = subprocess.Popen(agent.host.command("setpriv", "--pdeathsig=KILL", *command), text=True, env=env,
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors)
+
+    def said(self, limit=0):
+        return bool(select.select([self.process.stdout], [], [], limit)[0])
+
+    def line(self, limit=2 * LIMIT):
+        """The next line of its standard output. Its last lines on standard error are shown if it says nothing, or has ended."""
+        line = self.process.stdout.readline() if self.said(limit) else None
+        if not line:
+            what = f"has said nothing in {limit} s" if line is None else f"ended with {self.process.wait()}"
+            raise AssertionError(f"the program {what}; its last lines:\n{self.last_lines()}")
+        return line
+
+    def last_lines(self):
+        """Of its standard error."""
+        self.errors.seek(0)
+        return "".join(self.errors.readlines()[-LAST_LINES:])
 
     def close(self):
         self.process.kill()
         self.process.wait()
         self.process.stdin.close()
         self.process.stdout.close()
+        self.errors.close()
 
     def __enter__(self):
         return self
@@ -354,10 +378,7 @@ class Engine(EngineProgram):
     device, if not TCP."""
 
     def __init__(self, agent, size, name=LOOPBACK, metadata="P2PHANDSHAKE", how=(), **env):
-        command = [mooncake_python(), ROOT / "tests/mooncake/wire_initiator.py", name, str(size), metadata, *how]
-        self.process = subprocess.Popen(
-            agent.host.command("setpriv", "--pdeathsig=KILL", *command), text=True, env=mooncake_environment(**env),
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        self.start(agent, mooncake_python(), ROOT / "tests/mooncake/wire_initiator.py", name, str(size), metadata, *how, env=mooncake_environment(**env))
         assert self.hear() == "ready"
         port, self.base = self("where")
         self.endpoint = f"{name}:{port}" if metadata == "P2PHANDSHAKE" else name
@@ -367,11 +388,7 @@ class Engine(EngineProgram):
         self.process.stdin.flush()
 
     def hear(self, limit=2 * LIMIT):
-        ready, _, _ = select.select([self.process.stdout], [], [], limit)
-        assert ready, f"Mooncake has said nothing in {limit} s"
-        line = self.process.stdout.readline()
-        assert line, f"Mooncake ended with {self.process.wait()}"
-        return json.loads(line)
+        return json.loads(self.line(limit))
 
     def __call__(self, name, *args):
         self.tell(name, *args)

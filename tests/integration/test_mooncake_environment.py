@@ -6,7 +6,6 @@ import ctypes
 import mmap
 import os
 import select
-import subprocess
 import sys
 
 import pytest
@@ -26,17 +25,11 @@ class Engine(EngineProgram):
     def __init__(self, kind, agent, name=LOOPBACK, metadata="P2PHANDSHAKE", **variables):
         package = os.pathsep.join(filter(None, [str(ROOT / "client/python"), os.environ.get("PYTHONPATH")]))
         command, more = ([sys.executable, "-m", "dray.mooncake"], {"PYTHONPATH": package, "DRAY_SOCKET": str(agent.socket)}) if kind == "dray" else ([mooncake_python()], {})
-        self.process = subprocess.Popen(
-            agent.host.command("setpriv", "--pdeathsig=KILL", *command, ROOT / "tests/mooncake/environment_calls.py", name, metadata), text=True,
-            env=mooncake_environment(**more, **variables), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        self.start(agent, *command, ROOT / "tests/mooncake/environment_calls.py", name, metadata, env=mooncake_environment(**more, **variables))
         self.port = self.hear()
 
-    def answered(self, limit=0):
-        return bool(select.select([self.process.stdout], [], [], limit)[0])
-
     def hear(self):
-        assert self.answered(2 * LIMIT), "it has said nothing"
-        return int(self.process.stdout.readline())
+        return int(self.line())
 
     def tell(self, session):
         self.process.stdin.write(session + "\n")
@@ -45,6 +38,14 @@ class Engine(EngineProgram):
     def probe(self, session):
         self.tell(session)
         return self.hear()
+
+
+def test_last_lines_of_a_program_that_ends(agent):
+    """The tests with programs of Mooncake say why one of them has ended."""
+    with EngineProgram() as program:
+        program.start(agent, sys.executable, "-c", "import sys; sys.exit('the reason')", env=os.environ)
+        with pytest.raises(AssertionError, match="ended with 1; its last lines:\nthe reason"):
+            program.line()
 
 
 @KINDS
@@ -84,7 +85,7 @@ def test_connect_timeout(agent, kind):
             Engine(kind, agent, MC_HANDSHAKE_CONNECT_TIMEOUT="1") as hasty:
         patient.tell(f"{LOOPBACK}:{port}")
         assert hasty.probe(f"{LOOPBACK}:{port}") == -102
-        assert not patient.answered()
+        assert not patient.said()
 
 
 @pytest.mark.parametrize("value, seconds", [("7", 7), ("3599", 3599), ("0", 5), ("-1", 5), ("3600", 5), ("x", 5), ("", 5), (None, 5)])

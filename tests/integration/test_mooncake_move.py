@@ -36,18 +36,12 @@ class Pod(EngineProgram):
             env |= {"DRAY_MOONCAKE_SEGMENT": segment(agent)[0]} if served else {}
         else:
             command = [mooncake_python()]
-        self.log = agent.lab.directory("pods") / f"{id(self)}.log"
-        self.process = subprocess.Popen(
-            agent.host.command("setpriv", "--pdeathsig=KILL", *command, ROOT / "tests/mooncake/move.py", HOST, str(SIZE), memory), env=env, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log.open("w"))
+        self.start(agent, *command, ROOT / "tests/mooncake/move.py", HOST, str(SIZE), memory, env=env)
         first = self.hear()
         self.session, self.address = first["session"], first["address"]
 
     def hear(self):
-        ready, _, _ = select.select([self.process.stdout], [], [], 2 * LIMIT)
-        line = self.process.stdout.readline() if ready else ""
-        assert line, f"{self.kind}: {self.log.read_text()[-2000:]}"
-        return json.loads(line)
+        return json.loads(self.line())
 
     def __call__(self, *what):
         self.process.stdin.write(json.dumps(what) + "\n")
@@ -106,7 +100,7 @@ class Cluster:
         else:
             code = p("push", d.session, [[a * PIECE, d.address + b * PIECE, PIECE] for a, b in zip(*places)])
         sums = [pod("digest", [[at * PIECE, PIECE] for at in of]) for pod, of in zip((p, d), places)]
-        return "" if code == 0 and sums[0] == sums[1] else f"code {code}, {(d if self.pull else p).log.read_text()[-1000:]}"
+        return "" if code == 0 and sums[0] == sums[1] else f"code {code}, {(d if self.pull else p).last_lines()}"
 
     def progress(self, *kinds):
         """Waits for further requests of these pairs of kinds."""
