@@ -6,6 +6,7 @@ import ctypes
 import mmap
 import os
 import select
+import select
 import sys
 
 import pytest
