@@ -5,7 +5,7 @@
  *
  * A victim stays in the policy until it is removed. An object that must not be evicted now, because a client reads it,
  * is held: it is no victim until it is released. Each call takes O(1) or O(log n), some only on average, and only
- * policy_add() and policy_move() allocate. One thread.
+ * policy_add() and policy_move() allocate. One thread, but any may read policy_bytes() of an entry that is in a policy.
  */
 #pragma once
 
@@ -30,12 +30,12 @@ struct policy_entry {
 	uint32_t tag;
 	float cost;
 	uint32_t bytes_low; /* policy_bytes() has both parts */
-	uint32_t bytes_high : 8;
-	uint32_t uses : 16; /* the addition is one */
-	uint32_t used : 2;  /* lately, in the policy's own measure */
-	uint32_t queue : 1;
-	uint32_t held : 1;
-	uint32_t used_since : 1;  /* it was used since it was held */
+	uint8_t bytes_high; /* no bit-field: other threads read it while its neighbours change */
+	uint8_t used : 2;   /* lately, in the policy's own measure */
+	uint8_t queue : 1;
+	uint8_t held : 1;
+	uint8_t used_since : 1;   /* it was used since it was held */
+	uint16_t uses;            /* the addition is one */
 	struct dray_list recency; /* of POLICY_VALUE */
 	union {
 		struct dray_list link;
