@@ -6,13 +6,12 @@ import ctypes
 import mmap
 import os
 import select
-import select
 import sys
 
 import pytest
 from dray.mooncake._options import Options
 from dray.mooncake.engine import TransferEngine
-from harness import LIMIT, PORTS, ROOT, until
+from harness import PORTS, ROOT, until
 from mooncake_rig import LOOPBACK, EngineProgram, mooncake_environment, mooncake_python
 from test_hostile import OTHER, uid
 from test_mooncake_metadata import Server
