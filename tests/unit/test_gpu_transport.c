@@ -6,6 +6,7 @@
 #include "agent/data/gpu_queue/gpu_queue.h"
 
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -599,8 +600,66 @@ static void refused(void **state)
 	assert_int_equal(g.rig.n_told, 1);
 	assert_true(gpu_rig_told(&g, GPU_REFUSED, 0));
 	assert_string_equal(g.rig.told[0].arg, "fakeErrorRefused");
-	assert_string_equal(gpu_refusal(&g.rig.core),
-			    "the GPU driver refused a copy of the transfer: fakeErrorRefused");
+	gpu_rig_deinit(&g);
+}
+
+static int refuse_as(struct gpu_queue *q, const struct gpu_copy *copy, const char *error)
+{
+	int r;
+
+	/* an announcement has no pieces */
+	fake_gpu_refuse(copy->n);
+	r = gpu_plugin_ops.submit(q, copy);
+	fake_gpu_refuse(false);
+	if (copy->n)
+		q->refusal = error;
+	return r;
+}
+
+static int refuse_first(struct gpu_queue *q, const struct gpu_copy *copy)
+{
+	return refuse_as(q, copy, "fakeErrorFirst");
+}
+
+static int refuse_second(struct gpu_queue *q, const struct gpu_copy *copy)
+{
+	return refuse_as(q, copy, "fakeErrorSecond");
+}
+
+static char why[2][128];
+
+static void note_detail(struct rig *r, struct xfer *x)
+{
+	snprintf(why[x->request_id], sizeof(why[0]), "%s", x->detail);
+}
+
+/* Two devices refuse copies in one turn, and each transfer ends with the error of its own. */
+static void refused_by_two_devices(void **state)
+{
+	const uint64_t op[][3] = { { 0, 0, 4096 } };
+	struct gpu_plugin_ops ops[2] = { gpu_plugin_ops, gpu_plugin_ops };
+	struct gpu_rig g;
+
+	ops[0].submit = refuse_first;
+	ops[1].submit = refuse_second;
+	gpu_rig_init(&g, 64);
+	for (unsigned i = 0; i < 2; i++) {
+		gpu_rig_region(&g, (int)i, MIB, 1);
+		gpu_rig_region(&g, (int)i, MIB, 1);
+		g.queues[i].ops = &ops[i];
+	}
+	g.rig.on_end = note_detail;
+	for (unsigned i = 0; i < 2; i++)
+		gpu_rig_submit(&g, i, true, 2 * i + 1, 2 * i + 2, op, 1);
+	gpu_rig_until(&g, 2);
+	for (unsigned i = 0; i < 2; i++)
+		assert_int_equal(g.rig.ended[i].code, DRAY_E_INTERNAL);
+	assert_string_equal(why[0],
+			    "the GPU driver refused a copy of the transfer: fakeErrorFirst");
+	assert_string_equal(why[1],
+			    "the GPU driver refused a copy of the transfer: fakeErrorSecond");
+	for (unsigned i = 0; i < 2; i++)
+		g.queues[i].ops = &gpu_plugin_ops;
 	gpu_rig_deinit(&g);
 }
 
@@ -869,6 +928,7 @@ int main(void)
 		cmocka_unit_test(lost_with_all_queues),
 		cmocka_unit_test(lost_between_copies_of_a_slice),
 		cmocka_unit_test(refused),
+		cmocka_unit_test(refused_by_two_devices),
 		cmocka_unit_test(refused_part_of_a_slice),
 		cmocka_unit_test(hangs),
 		cmocka_unit_test(ways_beside_a_busy_device),

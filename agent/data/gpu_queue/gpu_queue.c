@@ -71,13 +71,13 @@ struct port {
 	struct lane lanes[GPU_LANE_COPY_N]; /* by enum gpu_lane */
 	struct gpu_probe probe;
 	int64_t refused_ns; /* when the control thread was told of a refused copy last; 0: never */
+	char refusal[128];  /* why the driver refused a copy last, as a sentence */
 };
 
 struct gpu_worker {
 	struct port ports[GPU_DEVICES_MAX];
 	struct dray_list busy;  /* lanes with tasks, those of class latency first */
 	uint32_t probes;        /* devices with a probe in flight */
-	char refusal[128];      /* why the driver refused a copy last */
 	_Atomic unsigned armed; /* callbacks of the plug-in that are still due */
 	int wake_fd;
 	struct loop_source source;
@@ -310,22 +310,18 @@ static void measurement_ends(const struct port *p)
 		atomic_store_explicit(&l->measured, false, memory_order_relaxed);
 }
 
-/* A driver may refuse all copies. */
-static void note_refusal(struct core *c, const struct lane *l)
+/* The reason, as a sentence in memory of the worker. A driver may refuse all copies. */
+static const char *note_refusal(struct core *c, const struct lane *l)
 {
 	struct port *p = &c->gpu->ports[l->device];
 
-	snprintf(c->gpu->refusal, sizeof(c->gpu->refusal),
+	snprintf(p->refusal, sizeof(p->refusal),
 		 "the GPU driver refused a copy of the transfer: %s", l->queue->refusal);
-	if (p->refused_ns && c->now_ns < p->refused_ns + DRAY_NS_PER_SEC)
-		return;
-	p->refused_ns = c->now_ns;
-	tell(c, GPU_REFUSED, l->device, l->queue->refusal);
-}
-
-const char *gpu_refusal(const struct core *c)
-{
-	return c->gpu->refusal;
+	if (!p->refused_ns || c->now_ns >= p->refused_ns + DRAY_NS_PER_SEC) {
+		p->refused_ns = c->now_ns;
+		tell(c, GPU_REFUSED, l->device, l->queue->refusal);
+	}
+	return p->refusal;
 }
 
 int gpu_submit(struct core *c, unsigned device, unsigned lane, struct gpu_copy *copy, uint32_t n,
@@ -352,9 +348,7 @@ int gpu_submit(struct core *c, unsigned device, unsigned lane, struct gpu_copy *
 		port_lost(c, device);
 		return -EIO;
 	}
-	t->refused = ret < 0;
-	if (t->refused)
-		note_refusal(c, l);
+	t->refused = ret < 0 ? note_refusal(c, l) : NULL;
 	t->n_pieces = 0;
 	if (!own) {
 		/* without copies in flight the skipped range was free already */

@@ -15,7 +15,8 @@ struct gpu_task {
 	uint64_t number; /* of its last copy in its queue */
 	uint8_t device, lane;
 	uint32_t n_pieces; /* of the ring for pieces, returned when it is done */
-	bool refused;      /* by the driver, in part */
+	const char *
+		refused; /* by the driver, in part: why, as a sentence in memory of the worker; or NULL */
 	/*
 	 * Code 0: every byte is in place. DRAY_E_GPU_LOST: bytes may still move until the memory is closed. DRAY_E_INTERNAL: the
 	 * driver refused the copy, and no byte moves. Runs in the worker's turn, from progress(), stop() or drop() of transport gpu, never inside gpu_submit().
@@ -36,8 +37,6 @@ uint32_t gpu_room(const struct core *c, unsigned device, unsigned lane);
 struct dray_piece *gpu_pieces(struct core *c, unsigned device, unsigned lane);
 int gpu_submit(struct core *c, unsigned device, unsigned lane, struct gpu_copy *copy, uint32_t n,
 	       struct gpu_task *t);
-/* Why the driver refused a copy last, as a sentence in memory of the worker. One has ended with DRAY_E_INTERNAL. */
-const char *gpu_refusal(const struct core *c);
 
 /* The device is up. */
 enum dray_config_gpu_copy gpu_copy_setting(const struct core *c, unsigned device);

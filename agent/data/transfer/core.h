@@ -135,9 +135,11 @@ struct slice {
 	uint64_t at; /* where it begins in the bytes of its transfer, in the order of its operations */
 	uint64_t bytes;
 	int64_t posted_ns;
-	uint32_t end_code; /* transport gpu's, while it waits for its end */
-	bool counted;      /* arrived() of its transfer has seen it */
-	bool retried;      /* some of it was sent before, on a stream or queue pair that is dead */
+	/* transport gpu's, while it waits for its end, and why the driver refused a copy (DRAY_E_INTERNAL) */
+	uint32_t end_code;
+	const char *refused;
+	bool counted; /* arrived() of its transfer has seen it */
+	bool retried; /* some of it was sent before, on a stream or queue pair that is dead */
 	struct delegation delegated;
 	/* for transports that walk operations (transport.h): where it begins, and how many it touches; no lists */
 	struct xfer_cursor from;

@@ -179,7 +179,7 @@ static void slice_end(struct core *c, struct slice *s)
 {
 	uint32_t code = s->end_code;
 	const char *detail = code == DRAY_E_GPU_LOST ? LOST :
-			     code == DRAY_E_INTERNAL ? gpu_refusal(c) :
+			     code == DRAY_E_INTERNAL ? s->refused :
 						       XFER_FAULT_DETAIL;
 
 	dray_list_del(&s->link);
@@ -213,12 +213,16 @@ static bool end_over(struct core *c, struct gpu_transport *g, const struct xfer 
 	return any;
 }
 
-/* All slices of the list are over. */
-static void slices_over(struct gpu_transport *g, struct dray_list *slices, uint32_t code)
+/* All slices of the list are over. refused: why, with DRAY_E_INTERNAL. */
+static void slices_over(struct gpu_transport *g, struct dray_list *slices, uint32_t code,
+			const char *refused)
 {
-	if (code)
-		dray_list_for_each(slices, s, struct slice, link)
-			s->end_code = code;
+	dray_list_for_each(slices, s, struct slice, link) {
+		if (!code)
+			break;
+		s->end_code = code;
+		s->refused = refused;
+	}
 	dray_list_splice(&g->over, slices);
 }
 
@@ -247,10 +251,12 @@ static void batch_done(struct core *c, struct gpu_task *t, uint32_t code)
 		lists_lost(b);
 	if (!code)
 		count_way(c, b);
-	if (code && p->carrier == b)
+	if (code && p->carrier == b) {
+		p->open->refused = t->refused;
 		gpu_slice_over(g, dray_take(p->open), code);
-	slices_over(g, &b->slices, code);
-	slices_over(g, &b->stopped, code ? code : DRAY_E_CANCELLED);
+	}
+	slices_over(g, &b->slices, code, t->refused);
+	slices_over(g, &b->stopped, code ? code : DRAY_E_CANCELLED, t->refused);
 	p->n_batches--;
 	p->bytes -= b->bytes;
 	if (p->carrier == b)
@@ -463,7 +469,7 @@ static bool batch_send(struct core *c, struct gpu_transport *g, struct gpu_path 
 	batch_note_way(b, p, way, plan.copy.engine, part);
 	if (gpu_submit(c, way.device, lane, &plan.copy, plan.n, &b->task) < 0) {
 		lists_lost(b);
-		slices_over(g, &b->slices, DRAY_E_GPU_LOST);
+		slices_over(g, &b->slices, DRAY_E_GPU_LOST, NULL);
 		/* with a copy in flight it ends after that one */
 		if (part && !p->carrier)
 			gpu_slice_over(g, dray_take(p->open), DRAY_E_GPU_LOST);
@@ -471,8 +477,10 @@ static bool batch_send(struct core *c, struct gpu_transport *g, struct gpu_path 
 			p->open->end_code = DRAY_E_GPU_LOST;
 		return false;
 	}
-	if (part && b->task.refused)
+	if (part && b->task.refused) {
 		p->open->end_code = DRAY_E_INTERNAL;
+		p->open->refused = b->task.refused;
+	}
 	if (part)
 		p->carrier = b;
 	dray_list_move(&p->batches, &b->link);

@@ -81,7 +81,7 @@ struct gpu_transport {
 	bool buffer_came;        /* since the last turn, for a path that waited */
 };
 
-/* The slice, which is on no list, ends with this code; DRAY_E_CANCELLED: with that of its transfer, which stops. */
+/* The slice, which is on no list, ends with this code; DRAY_E_CANCELLED: with that of its transfer, which stops; DRAY_E_INTERNAL: `refused` says why. */
 void gpu_slice_over(struct gpu_transport *g, struct slice *s, uint32_t code);
 /* Queues a path that has work. */
 void gpu_path_ready(struct gpu_path *p);

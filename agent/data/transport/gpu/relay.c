@@ -329,6 +329,7 @@ static void job_end(struct core *c, struct job *j, uint32_t code)
 {
 	struct gpu_transport *g = j->path->owner;
 
+	j->slice->refused = j->task.refused;
 	gpu_slice_over(g, dray_take(j->slice), code);
 	for (unsigned i = 0; i < 2; i++)
 		part_return(c, g->relay, &j->parts[i]);

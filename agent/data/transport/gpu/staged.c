@@ -34,6 +34,7 @@ static void job_end(struct gpu_job *j, uint32_t code)
 {
 	struct gpu_transport *g = j->path->owner;
 
+	j->slice->refused = j->task.refused;
 	gpu_slice_over(g, j->slice, code);
 	j->slice = NULL;
 	dray_list_del(&j->link);
