@@ -86,7 +86,7 @@ GENERATED := $(addprefix $(B)/,drayctl.1 drayctl.bash _drayctl)
 ARCHIVES := $(foreach a,test agent ctl client netdetect gpu base,$(B)/lib$(a).a)
 
 LIBS_netdetect := -lmnl -ldl
-LIBS_agent := -lconfig -lsystemd -lmicrohttpd -lhttp_parser -lcares -lhiredis -ljansson -lsqlite3 -lssl -lcrypto -lseccomp -lcap -lm $(LIBS_netdetect)
+LIBS_agent := -lconfig -lsystemd -lmicrohttpd -lhttp_parser -lcares -lhiredis -ljansson -lsqlite3 -lssl -lcrypto -lnettle -lseccomp -lcap -lm $(LIBS_netdetect)
 LIBS_ctl := -lsystemd -ljansson -lyaml $(LIBS_netdetect)
 LIBS_test := -lcmocka
 

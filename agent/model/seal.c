@@ -2,7 +2,8 @@
 #include "agent/model/seal.h"
 
 #include <errno.h>
-#include <limits.h>
+#include <nettle/gcm.h>
+#include <nettle/memops.h>
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
@@ -12,10 +13,9 @@
 #include "lib/cleanup.h"
 #include "lib/wire.h"
 
-#define NONCE_SIZE 12
-
+/* For so few bytes Nettle's calls take half to a third of the time of libcrypto's, which look parameters up by their names. */
 struct seal {
-	EVP_CIPHER_CTX *closes, *opens;
+	struct gcm_aes256_ctx gcm;
 };
 
 static int derive(const uint8_t key[STREAM_KEY_SIZE], const uint8_t agent_id[16],
@@ -39,58 +39,47 @@ struct seal *seal_new(const uint8_t key[STREAM_KEY_SIZE], const uint8_t agent_id
 		      uint64_t stream_id, enum seal_side side)
 {
 	struct seal *s = calloc(1, sizeof(*s));
-	uint8_t own[32];
+	uint8_t own[AES256_KEY_SIZE];
 	bool ok = s && derive(key, agent_id, stream_id, side, own) == 0;
 
-	if (ok) {
-		s->closes = EVP_CIPHER_CTX_new();
-		s->opens = EVP_CIPHER_CTX_new();
-		ok = s->closes && s->opens &&
-		     EVP_EncryptInit_ex(s->closes, EVP_aes_256_gcm(), NULL, own, NULL) == 1 &&
-		     EVP_DecryptInit_ex(s->opens, EVP_aes_256_gcm(), NULL, own, NULL) == 1;
-	}
+	if (ok)
+		gcm_aes256_set_key(&s->gcm, own);
 	OPENSSL_cleanse(own, sizeof(own));
 	return ok ? s : seal_free(s);
 }
 
 struct seal *seal_free(struct seal *s)
 {
-	if (s) {
-		EVP_CIPHER_CTX_free(s->closes);
-		EVP_CIPHER_CTX_free(s->opens);
-		free(s);
-	}
+	if (s)
+		OPENSSL_cleanse(s, sizeof(*s));
+	free(s);
 	return NULL;
 }
 
-int seal_close(struct seal *s, uint64_t number, const uint8_t *from, size_t n, uint8_t *to)
+static void begin(struct seal *s, uint64_t number)
 {
-	uint8_t nonce[NONCE_SIZE] = { 0 };
-	int done, more;
+	uint8_t nonce[GCM_IV_SIZE] = { 0 };
 
 	dray_le_put64(nonce, number);
-	if (n > INT_MAX || EVP_EncryptInit_ex(s->closes, NULL, NULL, NULL, nonce) != 1 ||
-	    EVP_EncryptUpdate(s->closes, to, &done, from, (int)n) != 1 ||
-	    EVP_EncryptFinal_ex(s->closes, to + done, &more) != 1 ||
-	    EVP_CIPHER_CTX_ctrl(s->closes, EVP_CTRL_GCM_GET_TAG, SEAL_BYTES, to + n) != 1)
-		return -EIO;
-	return 0;
+	gcm_aes256_set_iv(&s->gcm, sizeof(nonce), nonce);
+}
+
+void seal_close(struct seal *s, uint64_t number, const uint8_t *from, size_t n, uint8_t *to)
+{
+	begin(s, number);
+	gcm_aes256_encrypt(&s->gcm, n, to, from);
+	gcm_aes256_digest(&s->gcm, SEAL_BYTES, to + n);
 }
 
 int seal_open(struct seal *s, uint64_t number, const uint8_t *from, size_t n, uint8_t *to)
 {
-	uint8_t nonce[NONCE_SIZE] = { 0 }, tag[SEAL_BYTES];
-	int done, more;
+	uint8_t tag[SEAL_BYTES];
 
-	if (n < SEAL_BYTES || n > INT_MAX)
+	if (n < SEAL_BYTES)
 		return -EPROTO;
 	n -= SEAL_BYTES;
-	memcpy(tag, from + n, sizeof(tag));
-	dray_le_put64(nonce, number);
-	if (EVP_DecryptInit_ex(s->opens, NULL, NULL, NULL, nonce) != 1 ||
-	    EVP_CIPHER_CTX_ctrl(s->opens, EVP_CTRL_GCM_SET_TAG, SEAL_BYTES, tag) != 1 ||
-	    EVP_DecryptUpdate(s->opens, to, &done, from, (int)n) != 1 ||
-	    EVP_DecryptFinal_ex(s->opens, to + done, &more) != 1)
-		return -EPROTO;
-	return 0;
+	begin(s, number);
+	gcm_aes256_decrypt(&s->gcm, n, to, from);
+	gcm_aes256_digest(&s->gcm, SEAL_BYTES, tag);
+	return memeql_sec(tag, from + n, SEAL_BYTES) ? 0 : -EPROTO;
 }

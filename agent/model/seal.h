@@ -21,7 +21,7 @@ struct seal *seal_new(const uint8_t key[STREAM_KEY_SIZE], const uint8_t agent_id
 		      uint64_t stream_id, enum seal_side side);
 /* NULL is allowed. Returns NULL. */
 struct seal *seal_free(struct seal *s);
-/* Seals n bytes; `to` has room for SEAL_BYTES more. 0 or -EIO. */
-int seal_close(struct seal *s, uint64_t number, const uint8_t *from, size_t n, uint8_t *to);
+/* Seals n bytes; `to` has room for SEAL_BYTES more. */
+void seal_close(struct seal *s, uint64_t number, const uint8_t *from, size_t n, uint8_t *to);
 /* The opposite: n includes SEAL_BYTES, and may lie at the same place. 0, or -EPROTO: they are not what was sealed. */
 int seal_open(struct seal *s, uint64_t number, const uint8_t *from, size_t n, uint8_t *to);

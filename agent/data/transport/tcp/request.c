@@ -614,20 +614,17 @@ static struct tcp_requester *idle_stream(struct tcp_channel *ch)
 	return best;
 }
 
-/* The frame of a question. False: it cannot be sealed. */
-static bool enqueue_seek(struct tcp_requester *p, struct seek *k)
+/* The frame of a question. */
+static void enqueue_seek(struct tcp_requester *p, struct seek *k)
 {
 	struct tcp *t = p->s.tcp;
 	struct tcp_frame *f = tcp_frame_at(p, p->tail);
 	uint8_t *head = p->heads + p->heads_used;
 	struct pmsg_frame wire = { .kind = PMSG_FRAME_KIND_FIND,
-				   .slice = t->c->next_slice_id + 1,
+				   .slice = ++t->c->next_slice_id,
 				   .length = k->n_find + SEAL_BYTES };
 
-	if (seal_close(p->s.seals[SEAL_FIND], wire.slice, k->find, k->n_find,
-		       head + PMSG_FRAME_SIZE) < 0)
-		return false;
-	t->c->next_slice_id++;
+	seal_close(p->s.seals[SEAL_FIND], wire.slice, k->find, k->n_find, head + PMSG_FRAME_SIZE);
 	count_awaited(p);
 	/* `bytes` counts what may follow the answer, so that other requests take a stream that has less to bring */
 	*f = (struct tcp_frame){ .seek = k,
@@ -640,7 +637,6 @@ static bool enqueue_seek(struct tcp_requester *p, struct seek *k)
 	p->heads_used += f->head_bytes;
 	p->in_flight += f->bytes;
 	p->tail++;
-	return true;
 }
 
 /* Behind what the stream has to bring first, the bytes would come late: other streams, and the control thread, have better ways. */
@@ -659,8 +655,9 @@ bool tcp_seek(struct core *c, void *state, dray_handle handle, struct seek *k)
 	tcp_connect(&peer->channels[k->class]);
 	p = idle_stream(&peer->channels[k->class]);
 	if (!p || p->heads_used > TCP_HEADS - TCP_HEAD_MAX || !may_follow(p, k->room) ||
-	    !tcp_stream_seals(&p->s, peer->link->agent_id) || !enqueue_seek(p, k))
+	    !tcp_stream_seals(&p->s, peer->link->agent_id))
 		return false;
+	enqueue_seek(p, k);
 	if (link_use(peer->link))
 		tcp_event(state, EVENT_PEER_USED, peer->link->peer, 0);
 	/* so that what follows the answer goes from the socket straight to its place, not through the receive buffer */
