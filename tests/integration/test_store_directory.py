@@ -153,6 +153,26 @@ def test_stale_entry(new_redis, agents):
         assert here.get(b"late") == Status.NOT_FOUND and redis.owners(b"late") == [a.listen[0]]
 
 
+def test_stale_entry_that_ends_with_another_one(new_redis, agents):
+    """Of the entries of a key, an agent uses four. The fourth one, which is stale, and the fifth one end at the same time, and both stay."""
+    redis = new_redis()
+    a, c = agents(redis.url, "a", "c")
+    fifth = "1.1.1.1:5"  # sorts before agent a
+    with User(a, space="kv"), User(c, space="kv") as here:
+        for i in range(3):
+            redis.command("ZADD", name_of(b"tied"), (1 << 50) + 1 + i, f"1.1.1.1:{i + 1}")
+        for agent in a.listen[0], fifth:
+            redis.command("ZADD", name_of(b"tied"), 1 << 50, agent)
+        assert here.get(b"tied") == Status.NOT_FOUND
+        assert counters(c)["dray_store_directory_stale_total"] == 1
+        # behind a removal, on the same connection
+        assert here.has(b"none") == [False]
+        assert {fifth, a.listen[0]} <= set(redis.owners(b"tied"))
+        # without the fifth one it can be removed by its time
+        redis.command("ZREM", name_of(b"tied"), fifth)
+        until(lambda: here.get(b"tied") == Status.NOT_FOUND and a.listen[0] not in redis.owners(b"tied"), "the removal of the entry")
+
+
 def test_an_entry_that_is_made_anew(new_redis, agents):
     """An entry that was stale, and that its agent has made again before it is removed, stays."""
     redis = new_redis()

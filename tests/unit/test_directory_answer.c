@@ -208,15 +208,16 @@ static void test_owners(void **state)
 	assert_int_equal(answer_owners(answer("*2\r\n$9\r\n1.1.1.1:1\r\n:-5\r\n"), owners), 1);
 	assert_int_equal(owners[0].until_ms, 0);
 	release();
-	/* the fifth is left out */
-	assert_int_equal(answer_owners(answer("*10\r\n$9\r\n1.1.1.1:1\r\n$1\r\n1\r\n"
+	/* the sixth is left out */
+	assert_int_equal(answer_owners(answer("*12\r\n$9\r\n1.1.1.1:1\r\n$1\r\n1\r\n"
 					      "$9\r\n1.1.1.1:2\r\n$1\r\n2\r\n"
 					      "$9\r\n1.1.1.1:3\r\n$1\r\n3\r\n"
 					      "$9\r\n1.1.1.1:4\r\n$1\r\n4\r\n"
-					      "$9\r\n1.1.1.1:5\r\n$1\r\n5\r\n"),
+					      "$9\r\n1.1.1.1:5\r\n$1\r\n5\r\n"
+					      "$9\r\n1.1.1.1:6\r\n$1\r\n6\r\n"),
 				       owners),
 			 ANSWER_OWNERS_MAX);
-	assert_int_equal(owners[3].until_ms, 4);
+	assert_int_equal(owners[4].until_ms, 5);
 	release();
 	assert_int_equal(answer_owners(answer("$10\r\n10.0.0.2:1\r\n"), owners), -EINVAL);
 	release();

@@ -15,8 +15,9 @@
 /* Bytes of an answer, and elements. */
 #define ANSWER_BYTES_MAX 65536
 #define ANSWER_ELEMENTS_MAX 64
-/* Agents that have one object. */
-#define ANSWER_OWNERS_MAX 4
+/* Agents that have one object, and one more, which may end at the same time as the last one that is used. */
+#define ANSWER_OWNERS_USED 4
+#define ANSWER_OWNERS_MAX (ANSWER_OWNERS_USED + 1)
 
 struct answers;
 

@@ -68,7 +68,7 @@ static void take(struct server *s, struct directory_find *f, uint32_t i, const r
 		unknown(f, i);
 		return;
 	}
-	for (int k = 0; k < n; k++) {
+	for (int k = 0; k < dray_min(n, ANSWER_OWNERS_USED); k++) {
 		/* what this agent has has been looked for in its store */
 		if (!strcmp(owners[k].segment, d->entries.segment))
 			continue;
