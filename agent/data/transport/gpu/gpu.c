@@ -217,12 +217,11 @@ static bool end_over(struct core *c, struct gpu_transport *g, const struct xfer 
 static void slices_over(struct gpu_transport *g, struct dray_list *slices, uint32_t code,
 			const char *refused)
 {
-	dray_list_for_each(slices, s, struct slice, link) {
-		if (!code)
-			break;
-		s->end_code = code;
-		s->refused = refused;
-	}
+	if (code)
+		dray_list_for_each(slices, s, struct slice, link) {
+			s->end_code = code;
+			s->refused = refused;
+		}
 	dray_list_splice(&g->over, slices);
 }
 
